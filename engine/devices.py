@@ -1,0 +1,50 @@
+"""What a device is and what it allows, as plain values: no driver is touched here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+AdapterType = Literal["discrete", "integrated", "software", "cpu"]
+
+
+class DeviceUnavailable(RuntimeError):  # noqa: N818 - a public name fixed by the design
+    """The device asked for cannot be had; the message says what to install or choose."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel may use on a device. Sizes are bytes; a GPU field is 0 on the CPU.
+
+    ``subgroup_size`` is 0 where subgroup operations cannot be used. ``memory_bytes`` is what one kernel may hold,
+    Q, K, V and output included.
+    """
+
+    memory_bytes: int
+    threads: int = 1
+    l2_bytes: int = 0
+    binding_bytes: int = 0
+    buffer_bytes: int = 0
+    workgroup_bytes: int = 0
+    workgroup_threads: int = 0
+    workgroups_per_dimension: int = 0
+    subgroup_size: int = 0
+    f16: bool = False
+    timestamps: bool = False
+    software: bool = False
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One device a kernel can run on, as listed by ``devices`` and written in reports.
+
+    ``index`` is what ``--device`` takes; the CPU has none. ``backend`` is ``vulkan``, ``metal``, ``d3d12``,
+    ``opengl`` or ``numpy``.
+    """
+
+    index: int | None
+    name: str
+    adapter_type: AdapterType
+    backend: str
+    driver: str
+    limits: Limits
+    features: tuple[str, ...] = ()
