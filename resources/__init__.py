@@ -1,0 +1,1 @@
+"""What ships with FlashScope beside code: sample tensors, and pictures for the README."""
