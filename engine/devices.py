@@ -48,3 +48,10 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     limits: Limits
     features: tuple[str, ...] = ()
+
+
+class Device:
+    """An opened device: its description, and its limits for this run."""
+
+    info: DeviceInfo
+    limits: Limits

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.devices import DeviceInfo, Limits
+from engine.devices import Device, Limits
 from engine.inputs import Inputs
 from engine.problem import AttentionProblem
+from engine.running import Cancelled, ShouldStop, Timing, never_stop
 
 Array = NDArray[np.float32]
-ShouldStop = Callable[[], bool]
 
-
-def never_stop() -> bool:
-    """Return False: the ``should_stop`` of a caller that never stops."""
-    return False
-
-
-class Cancelled(Exception):  # noqa: N818 - not an error: the person asked for it
-    """Raised out of ``Prepared.run`` when ``should_stop`` answered True."""
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of ``repeat`` back-to-back runs of a kernel, in milliseconds for all of them together.
-
-    ``wall_ms`` runs from submit to completion, without upload and read-back. ``gpu_ms`` is the GPU's own clock, None
-    where there is none or it gave nonsense.
-    """
-
-    wall_ms: float
-    gpu_ms: float | None = None
+__all__ = ["Array", "Cancelled", "Device", "Kernel", "MemoryUse", "Outputs", "Prepared", "ShouldStop", "Timing", "never_stop"]
 
 
 class Outputs(msgspec.Struct, frozen=True):
@@ -50,13 +31,6 @@ class MemoryUse(msgspec.Struct, frozen=True):
 
     scratch_bytes: int
     peak_bytes: int
-
-
-class Device(ABC):
-    """An opened device: its description and its limits for this run."""
-
-    info: DeviceInfo
-    limits: Limits
 
 
 class Prepared(ABC):

@@ -1,0 +1,31 @@
+"""Reads WGSL sources and fills in their templates."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+
+def render(name: str, **values: Any) -> str:
+    """Return the WGSL of ``shaders/<name>.wgsl.j2`` with its constants filled in. A name left out is an error."""
+    return _template(name).render(**values)
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    source = files("shaders").joinpath(f"{name}.wgsl.j2").read_text("utf-8")
+    return _environment().from_string(source)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        loader=jinja2.FunctionLoader(lambda name: files("shaders").joinpath(name).read_text("utf-8")),
+    )

@@ -1,0 +1,158 @@
+"""Submits a kernel's dispatches in pieces short enough for a desktop, and times them by both clocks."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.gpu.buffers import read, write
+from engine.running import Cancelled, ShouldStop, Timing, never_stop
+
+if TYPE_CHECKING:
+    from engine.gpu.device import GpuDevice
+
+# A desktop resets a GPU whose dispatch runs for about 2 s, and stutters long before: keep a submit under 100 ms.
+PIECE_S = 0.04  # aimed at by a piece; the dearest workgroups of a causal problem cost twice the average
+WHOLE_S = 0.08  # a run, or all its repeats, up to this long goes in one submit
+_FIRST_RATE = {True: 2e8, False: 1e11}  # flop/s assumed before anything is measured, by "is software"
+_GROWTH = 4.0  # at most, from one piece to the next
+
+
+@dataclass
+class Dispatch:
+    """``workgroups`` of one pipeline, folded into a grid; the shader reads ``chunk`` = (first, end, 0, 0)."""
+
+    pipeline: Any
+    bind_group: Any
+    chunk: Any
+    workgroups: int
+    cost: float  # flop of an average workgroup
+    written: tuple[int, int] | None = field(default=None, repr=False)
+
+
+def fold(workgroups: int, limit: int) -> tuple[int, int]:
+    """Return a near-square grid (x, y) of at least ``workgroups``, each side within ``limit``; one row where it fits."""
+    if workgroups <= limit:
+        return workgroups, 1
+    x = math.isqrt(workgroups - 1) + 1
+    return x, -(-workgroups // x)
+
+
+class Runner:
+    """Runs a list of dispatches in order, learning from each submit how much fits into the next."""
+
+    def __init__(self, device: GpuDevice, dispatches: list[Dispatch]) -> None:
+        self._device = device
+        self._dispatches = dispatches
+        self._rate = _FIRST_RATE[device.limits.software]
+        self._whole_s: float | None = None
+        self.longest_submit_s = 0.0
+        self._clock = GpuClock(device) if device.timestamp_period_ns else None
+
+    def run(self, repeat: int, should_stop: ShouldStop = never_stop) -> Timing:
+        """Run everything ``repeat`` times; milliseconds of all submits together, by both clocks."""
+        everything = [(d, 0, d.workgroups) for d in self._dispatches]
+        if self._whole_s is not None and self._whole_s * repeat <= WHOLE_S:
+            if should_stop():
+                raise Cancelled
+            wall, gpu = self._submit(everything * repeat)
+            return Timing(wall_ms=wall * 1e3, gpu_ms=gpu)
+        wall_s, gpu_ms = 0.0, 0.0 if self._clock else None
+        for _ in range(repeat):
+            run_s = 0.0
+            position = (0, 0)
+            while position[0] < len(self._dispatches):
+                if should_stop():
+                    raise Cancelled
+                piece, cost, position = self._next_piece(position)
+                wall, gpu = self._submit(piece)
+                run_s += wall
+                gpu_ms = None if gpu is None or gpu_ms is None else gpu_ms + gpu
+                self._rate = min(cost / max(wall, 1e-6), self._rate * _GROWTH)
+            wall_s += run_s
+            self._whole_s = run_s
+        return Timing(wall_ms=wall_s * 1e3, gpu_ms=gpu_ms)
+
+    def close(self) -> None:
+        """Free the clock's buffers."""
+        if self._clock:
+            self._clock.close()
+
+    def _next_piece(
+        self, position: tuple[int, int]
+    ) -> tuple[list[tuple[Dispatch, int, int]], float, tuple[int, int]]:
+        """Return (what to submit, its cost in flop, where to go on) for one piece that starts at ``position``."""
+        index, first = position
+        left = self._rate * PIECE_S
+        piece: list[tuple[Dispatch, int, int]] = []
+        cost = 0.0
+        while index < len(self._dispatches):
+            dispatch = self._dispatches[index]
+            count = min(dispatch.workgroups - first, int(left / dispatch.cost))
+            if count < 1:
+                if piece:
+                    break
+                count = 1
+            piece.append((dispatch, first, first + count))
+            cost += count * dispatch.cost
+            left -= count * dispatch.cost
+            index, first = (index + 1, 0) if first + count == dispatch.workgroups else (index, first + count)
+            if first:
+                break
+        return piece, cost, (index, first)
+
+    def _submit(self, piece: list[tuple[Dispatch, int, int]]) -> tuple[float, float | None]:
+        device = self._device
+        for dispatch, first, end in piece:
+            if dispatch.written != (first, end):
+                write(device, dispatch.chunk, np.array([first, end, 0, 0], np.uint32))
+                dispatch.written = (first, end)
+        encoder = device.raw.create_command_encoder()
+        compute = encoder.begin_compute_pass(timestamp_writes=self._clock.writes if self._clock else None)
+        for dispatch, first, end in piece:
+            compute.set_pipeline(dispatch.pipeline)
+            compute.set_bind_group(0, dispatch.bind_group)
+            compute.dispatch_workgroups(*fold(end - first, device.limits.workgroups_per_dimension))
+        compute.end()
+        if self._clock:
+            self._clock.resolve(encoder)
+        commands = encoder.finish()
+        start = time.perf_counter()
+        device.queue.submit([commands])
+        device.wait()
+        wall = time.perf_counter() - start
+        self.longest_submit_s = max(self.longest_submit_s, wall)
+        return wall, self._clock.elapsed_ms(wall) if self._clock else None
+
+
+class GpuClock:
+    """Two timestamps around a compute pass."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        self._device = device
+        self._queries = device.raw.create_query_set(type="timestamp", count=2)
+        self._ticks = device.raw.create_buffer(size=16, usage=512 | 4)  # QUERY_RESOLVE | COPY_SRC
+        self.writes = {
+            "query_set": self._queries,
+            "beginning_of_pass_write_index": 0,
+            "end_of_pass_write_index": 1,
+        }
+
+    def resolve(self, encoder: Any) -> None:
+        """Have the timestamps written to their buffer, after the pass."""
+        encoder.resolve_query_set(self._queries, 0, 2, self._ticks, 0)
+
+    def elapsed_ms(self, wall_s: float) -> float | None:
+        """Return milliseconds between the timestamps; None where the driver's figure cannot be (0, negative, > wall)."""
+        begin, end = (int(t) for t in read(self._device, self._ticks, 2, np.uint64))
+        elapsed = (end - begin) * self._device.timestamp_period_ns * 1e-9
+        return elapsed * 1e3 if 0 < elapsed <= wall_s * 1.05 + 1e-4 else None
+
+    def close(self) -> None:
+        """Free the queries."""
+        self._ticks.destroy()
+        self._queries.destroy()
