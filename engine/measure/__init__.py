@@ -1,0 +1,1 @@
+"""How kernels are measured and judged: sampling, statistics, memory, verification, peaks, environment."""

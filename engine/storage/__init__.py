@@ -1,0 +1,1 @@
+"""What is written to files: the CSV reports and the run file."""

@@ -1,0 +1,152 @@
+"""Right before fast: compares a kernel's output with the float64 reference, and says by how much it is off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.inputs import Inputs
+from engine.masks import has_nonfinite, without_hidden_garbage
+from engine.problem import AttentionProblem
+from engine.reference import reference
+
+AFFORDABLE_SCORES = 1 << 24  # float64 scores computed per case: under a second on two cores
+MIN_ROWS = 8  # compared however long the sequence is
+_TILES = (16, 32, 64)
+_EPS = 2.0**-23
+_HALF_EPS = 2.0**-10
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the comparison found.
+
+    ``max_abs_err`` is over the compared rows, infinite where only one side is finite; ``max_rel_err`` is relative to
+    max |reference|; ``recorded_output_err`` is against the output that came with the tensors. ``nonfinite`` counts the
+    output rows, of all rows, that hold a NaN or an infinity. ``message`` says what is wrong, empty when nothing is.
+    """
+
+    verified: bool
+    max_abs_err: float
+    max_rel_err: float
+    recorded_output_err: float | None
+    nonfinite: int
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The judge of one case, computed once and shared by its kernels.
+
+    ``output`` is float64 [batch, heads, len(rows), head_dim_v] for the query indices ``rows``, ``bound`` the largest
+    absolute error that counts as right, ``recorded`` float32 [batch, heads, seq_q, head_dim_v] where the input holds
+    one.
+    """
+
+    rows: NDArray[np.int64]
+    output: NDArray[np.float64]
+    bound: float
+    finite_input: bool
+    recorded: NDArray[np.float32] | None
+
+
+def expect(problem: AttentionProblem, inputs: Inputs, seed: int = 0) -> Expected:
+    """Compute what every kernel must give: all rows while that is affordable, else a seeded sample of them.
+
+    The bound is ``max|v| · 2⁻²³ · (4 + A/2)`` with A the largest ``|scale| · Σ|q_d·k_d|``: float32 rounding of the
+    scores cannot do better. Float16 storage adds ``max|v| · 2⁻¹⁰``; its inputs are already rounded.
+    """
+    inputs = without_hidden_garbage(problem, inputs)
+    rows = rows_to_compare(problem, seed)
+    output, _, largest = reference(problem, inputs, rows)
+    bound = _max_visible_v(problem, inputs) * (
+        _EPS * (4 + largest / 2) + (_HALF_EPS if problem.dtype == "f16" else 0.0)
+    )
+    return Expected(rows, output, bound, not has_nonfinite(inputs), inputs.recorded_output)
+
+
+def verify(expected: Expected, output: NDArray[np.float32]) -> Verdict:
+    """Compare ``output`` [batch, heads, seq_q, head_dim_v] with what is expected.
+
+    A position where one side alone is finite fails, one where neither is passes and is counted; so does a non-finite
+    row that was not compared when the input is finite: it was never written.
+    """
+    finite = np.isfinite(output).all(axis=3)
+    nonfinite = finite.size - int(np.count_nonzero(finite))
+    got = output[:, :, expected.rows]
+    difference = _difference(got, expected.output)
+    max_abs = float(difference.max(initial=0.0))
+    largest = float(np.abs(expected.output).max(initial=0.0, where=np.isfinite(expected.output)))
+    stray = nonfinite if expected.finite_input else 0
+    verified = max_abs <= expected.bound and not stray
+    return Verdict(
+        verified=verified,
+        max_abs_err=max_abs,
+        max_rel_err=max_abs / largest if largest else (math.inf if max_abs else 0.0),
+        recorded_output_err=(
+            None
+            if expected.recorded is None
+            else float(_difference(output, expected.recorded.astype(np.float64)).max(initial=0.0))
+        ),
+        nonfinite=nonfinite,
+        message="" if verified else _complaint(expected, got, difference, stray),
+    )
+
+
+def rows_to_compare(problem: AttentionProblem, seed: int) -> NDArray[np.int64]:
+    """Return the query indices to compare, ascending: all while affordable, else a seeded sample.
+
+    A sample always holds the first and the last row; half of the others are rows at the edge of a tile (a multiple of
+    16, 32 or 64, and its neighbours), where kernels go wrong.
+    """
+    n = problem.seq_q
+    count = max(MIN_ROWS, AFFORDABLE_SCORES // (problem.pairs * problem.seq_k))
+    if count >= n:
+        return np.arange(n)
+    rng = np.random.default_rng(seed)
+    chosen = {0, n - 1}
+    for tile in _TILES:  # a share for each size: every multiple of 64 is one of 16 too
+        edges = np.unique(np.arange(tile, n, tile)[:, None] + (-1, 0, 1))
+        edges = edges[edges < n]
+        chosen.update(rng.choice(edges, min(len(edges), count // (2 * len(_TILES))), replace=False).tolist())
+    others = np.setdiff1d(np.arange(n), list(chosen))
+    chosen.update(rng.choice(others, max(0, count - len(chosen)), replace=False).tolist())
+    return np.array(sorted(chosen), np.int64)
+
+
+def _max_visible_v(problem: AttentionProblem, inputs: Inputs) -> float:
+    """Return the largest finite |v| that any query may see: what is hidden must not widen the bound."""
+    first, end = problem.key_range(np.arange(problem.seq_q))
+    lo, hi = int(first.min()), int(end.max())
+    v = np.abs(inputs.v[:, :, lo:hi].astype(np.float64))
+    seen = np.isfinite(v)
+    if problem.key_mask is not None:
+        seen &= problem.key_mask.unpack()[:, None, lo:hi, None]
+    return float(v.max(initial=0.0, where=seen))
+
+
+def _difference(got: NDArray[np.float32], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return |got - wanted| in float64: infinite where one side alone is finite, 0 where neither is."""
+    here, there = np.isfinite(got), np.isfinite(wanted)
+    difference = np.zeros(wanted.shape)
+    np.subtract(got, wanted, out=difference, where=here & there)
+    np.abs(difference, out=difference)
+    difference[here != there] = np.inf
+    return difference
+
+
+def _complaint(
+    expected: Expected, got: NDArray[np.float32], difference: NDArray[np.float64], stray: int
+) -> str:
+    if not difference.max(initial=0.0) > expected.bound:
+        return f"{stray} output rows are not finite although the input is"
+    b, h, i, d = np.unravel_index(int(difference.argmax()), difference.shape)
+    off = int(np.count_nonzero((difference > expected.bound).any(axis=3)))
+    return (
+        f"output is {got[b, h, i, d]:.6g} where the reference has {expected.output[b, h, i, d]:.6g} "
+        f"(batch {b}, head {h}, query {expected.rows[i]}, dim {d}): off by {difference[b, h, i, d]:.2g}, allowed is "
+        f"{expected.bound:.2g}; {off} of {difference[..., 0].size} compared rows are wrong"
+    )
