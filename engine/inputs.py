@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from engine.problem import AttentionProblem
+from engine.problem import AttentionProblem, Dtype
+from engine.tensor_files import StoredArray, TensorFileError, open_arrays
 
 FloatArray = NDArray[np.floating]
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_AXES = {
+    "q": ("batch", "heads", "seq_q", "head_dim"),
+    "k": ("batch", "kv_heads", "seq_k", "head_dim"),
+    "v": ("batch", "kv_heads", "seq_k", "head_dim_v"),
+    "output": ("batch", "heads", "seq_q", "head_dim_v"),
+    "key_mask": ("batch", "seq_k"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,10 +41,150 @@ class Inputs:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """What a tensor file holds, checked and in float32: shapes as in ``Inputs``, ``key_mask`` bool [batch, seq_k].
+
+    ``note`` says what was converted, such as ``q, k, v converted from bfloat16``.
+    """
+
+    source: str
+    q: NDArray[np.float32]
+    k: NDArray[np.float32]
+    v: NDArray[np.float32]
+    key_mask: NDArray[np.bool_] | None = None
+    output: NDArray[np.float32] | None = None
+    note: str = ""
+
+
 def seeded(problem: AttentionProblem, seed: int) -> Inputs:
     """Return standard normal Q, K and V of the problem's shapes, the same for the same seed on every machine."""
     rng = np.random.default_rng(seed)
-    dtype = np.float16 if problem.dtype == "f16" else np.float32
-    draw = [rng.standard_normal(shape, np.float32).astype(dtype, copy=False)
-            for shape in (problem.q_shape, problem.k_shape, problem.v_shape)]
-    return Inputs(*draw)
+    dtype = _storage(problem)
+    arrays: list[FloatArray] = [
+        rng.standard_normal(shape, np.float32).astype(dtype, copy=False)
+        for shape in (problem.q_shape, problem.k_shape, problem.v_shape)
+    ]
+    return Inputs(*arrays)
+
+
+def load(path_text: str) -> Tensors:
+    """Return the tensors of an ``.npz`` or ``.safetensors`` file, or of ``q.npy,k.npy,v.npy``.
+
+    The file holds q, k and v, and may hold key_mask (bool, or 0 and 1) and output. float16, bfloat16 and float64 are
+    converted to float32. Raises ValueError, one sentence that names the file, for anything that cannot be raced.
+    """
+    stored = open_arrays(path_text)
+    absent = [name for name in ("q", "k", "v") if name not in stored]
+    if absent:
+        held = ", ".join(repr(name) for name in list(stored)[:8]) or "no array"
+        raise TensorFileError(f"{path_text} lacks {', '.join(absent)}: it must hold q, k and v, and holds {held}")
+    stored = {name: stored[name] for name in _AXES if name in stored}
+    _check_types(path_text, stored)
+    _check_shapes(path_text, stored)
+    _check_memory(path_text, stored)
+    arrays: dict[str, NDArray[np.float32]] = {}
+    notes = _conversions(stored)
+    for name in stored.keys() - {"key_mask"}:
+        arrays[name], overflowed = _cast(stored[name].read(), np.float32)
+        notes += [f"{name} holds numbers beyond float32, which became infinite"] * overflowed
+    key_mask = _key_mask(path_text, stored["key_mask"]) if "key_mask" in stored else None
+    return Tensors(source=path_text, key_mask=key_mask, note="; ".join(notes), **arrays)
+
+
+def problem_for(
+    tensors: Tensors,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    dtype: Dtype = "f32",
+) -> AttentionProblem:
+    """Return the problem that the tensors pose: their shapes and key_mask, and the options given."""
+    options = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
+    shapes = _sizes({"q": tensors.q.shape, "k": tensors.k.shape, "v": tensors.v.shape})
+    return AttentionProblem(**shapes | options | {"key_mask": tensors.key_mask})
+
+
+def as_inputs(tensors: Tensors, problem: AttentionProblem) -> Inputs:
+    """Return the tensors in the problem's storage dtype. Raises ValueError where the shapes are not the problem's."""
+    wanted = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape}
+    dtype = _storage(problem)
+    arrays: dict[str, FloatArray] = {}
+    notes = [tensors.note] if tensors.note else []
+    for name, shape in wanted.items():
+        array = getattr(tensors, name)
+        if array.shape != shape:
+            raise ValueError(f"{tensors.source}: {name} has shape {list(array.shape)}, the problem asks {list(shape)}")
+        arrays[name], overflowed = _cast(array, dtype)
+        notes += [f"{name} holds numbers beyond float16, which became infinite"] * overflowed
+    return Inputs(**arrays, recorded_output=tensors.output, note="; ".join(notes))
+
+
+def _storage(problem: AttentionProblem) -> type[np.float16] | type[np.float32]:
+    return np.float16 if problem.dtype == "f16" else np.float32
+
+
+def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    return {axis: size for name in ("q", "k", "v") for axis, size in zip(_AXES[name], shapes[name], strict=True)}
+
+
+def _check_types(path: str, stored: Mapping[str, StoredArray]) -> None:
+    for name, array in stored.items():
+        if name == "key_mask":
+            if array.dtype != "bool" and not array.dtype.startswith(("int", "uint")):
+                raise TensorFileError(f"{path}: key_mask must hold bool, or 0 and 1, and holds {array.dtype}")
+        elif array.dtype not in _FLOATS:
+            raise TensorFileError(f"{path}: {name} must hold {', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, and holds "
+                                  f"{array.dtype}")
+
+
+def _check_shapes(path: str, stored: Mapping[str, StoredArray]) -> None:
+    sizes: dict[str, tuple[int, str]] = {}  # of each axis, and the array that set it
+    for name, array in stored.items():
+        axes, shape = _AXES[name], list(array.shape)
+        if len(shape) != len(axes):
+            raise TensorFileError(f"{path}: {name} must have shape [{', '.join(axes)}], and has {shape}")
+        for axis, size in zip(axes, shape, strict=True):
+            expected, first = sizes.setdefault(axis, (size, name))
+            if size != expected:
+                raise TensorFileError(f"{path}: {first} has shape {list(stored[first].shape)} and {name} {shape}, "
+                                      f"whose {axis} must be equal: {expected} and {size}")
+    try:
+        AttentionProblem(**_sizes({name: stored[name].shape for name in ("q", "k", "v")}))
+    except ValueError as error:
+        raise TensorFileError(f"{path}: {error}") from error
+
+
+def _check_memory(path: str, stored: Mapping[str, StoredArray]) -> None:
+    """Refuse what would not fit before any of it is read: a small file can unpack to a thousand times its size."""
+    needed = sum(math.prod(array.shape) * (4 if array.dtype == "float32" else 12) for array in stored.values())
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise TensorFileError(f"{path} needs {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free")
+
+
+def _conversions(stored: Mapping[str, StoredArray]) -> list[str]:
+    notes = []
+    for dtype in _FLOATS[1:]:
+        names = [name for name, array in stored.items() if array.dtype == dtype]
+        if names:
+            notes.append(f"{', '.join(names)} converted from {dtype}")
+    return notes
+
+
+def _cast(array: NDArray[Any], dtype: type[np.floating[Any]]) -> tuple[NDArray[Any], bool]:
+    """Return the array in native, C-contiguous ``dtype``, and whether finite numbers became infinite."""
+    with np.errstate(all="ignore"):
+        cast = np.require(array, dtype, ["C", "A"])
+    overflowed = cast.dtype.itemsize < array.dtype.itemsize and bool((np.isinf(cast) & np.isfinite(array)).any())
+    return cast, overflowed
+
+
+def _key_mask(path: str, stored: StoredArray) -> NDArray[np.bool_]:
+    values = stored.read()
+    if not np.isin(values, (0, 1)).all():
+        low, high = values.min(), values.max()
+        raise TensorFileError(f"{path}: key_mask must hold bool, or 0 and 1, and holds {low} to {high}")
+    return np.ascontiguousarray(values, np.bool_)

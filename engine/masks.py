@@ -11,7 +11,9 @@ from engine.inputs import Inputs
 from engine.problem import AttentionProblem
 
 
-def visible(problem: AttentionProblem, batch: int, rows: NDArray[np.int64], first_key: int, end_key: int) -> NDArray[np.bool_]:
+def visible(
+    problem: AttentionProblem, batch: int, rows: NDArray[np.int64], first_key: int, end_key: int
+) -> NDArray[np.bool_]:
     """Return the bool matrix [len(rows), end_key - first_key]: True where the row sees the key."""
     first, end = problem.key_range(rows)
     keys = np.arange(first_key, end_key)

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 Dtype = Literal["f32", "f16"]
 MAX_HEAD_DIM = 256
 MAX_ELEMENTS = 2**40  # beyond any machine; keeps every byte count an exact, sane integer
+_FROM_OTHERS: Any = None  # the default of a field that is filled in from another one
 
 
 class KeyMask(msgspec.Struct, frozen=True):
@@ -61,15 +62,15 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: int = 1
     heads: int = 8
-    kv_heads: int = msgspec.field(default=None)  # filled in below, as are the other three
+    kv_heads: int = _FROM_OTHERS
     seq_q: int = 1024
-    seq_k: int = msgspec.field(default=None)
+    seq_k: int = _FROM_OTHERS
     head_dim: int = 64
-    head_dim_v: int = msgspec.field(default=None)
+    head_dim_v: int = _FROM_OTHERS
     causal: bool = False
     window: int | None = None
     softcap: float | None = None
-    scale: float = msgspec.field(default=None)
+    scale: float = _FROM_OTHERS
     key_mask: KeyMask | None = None
     dtype: Dtype = "f32"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a kernel's turn at a case ended."""
 
     OK = "ok"
@@ -17,7 +17,7 @@ class Status(str, Enum):
     CANCELLED = "cancelled"
 
 
-class StopReason(str, Enum):
+class StopReason(StrEnum):
     """Why sampling ended."""
 
     CONVERGED = "converged"
