@@ -1,0 +1,172 @@
+"""What a race came to, in words: its cases with their rows, what tells the cases apart, and who won by how much."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import PurePath
+
+from app.units import duration, ratio
+from engine.plan import Case, Plan
+from engine.results import Row, Status
+
+
+@dataclass(frozen=True)
+class CaseRows:
+    """One case and the rows of its kernels, in the order of the plan."""
+
+    case: Case
+    rows: tuple[Row, ...]
+
+
+def by_case(plan: Plan, rows: Iterable[Row]) -> tuple[CaseRows, ...]:
+    """Return the rows of a session case by case; cases without a row are left out.
+
+    A session takes its cases in order, so the n-th row of a kernel belongs to the n-th case. Raises ValueError where a
+    kernel has more rows than there are cases, as only a made-up run file can have.
+    """
+    found: list[dict[str, Row]] = [{} for _ in plan.cases]
+    seen: Counter[str] = Counter()
+    for row in rows:
+        if seen[row.kernel] == len(plan.cases):
+            raise ValueError(f"{row.kernel} has more rows than the run's {len(plan.cases)} cases")
+        found[seen[row.kernel]][row.kernel] = row
+        seen[row.kernel] += 1
+    order = {kernel: place for place, kernel in enumerate(plan.kernels)}
+    return tuple(
+        CaseRows(case, tuple(sorted(of_case.values(), key=lambda row: order.get(row.kernel, len(order)))))
+        for case, of_case in zip(plan.cases, found, strict=True)
+        if of_case
+    )
+
+
+def facets(case: Case) -> dict[str, str]:
+    """Return what there is to say about a case, by topic and in reading order: ``{"seq": "seq 1024", …}``."""
+    problem = case.problem
+    said = {"batch": f"batch {problem.batch}", "heads": f"heads {problem.heads}"}
+    if problem.kv_heads != problem.heads:
+        said["kv_heads"] = f"kv_heads {problem.kv_heads}"
+    if problem.seq_q == problem.seq_k:
+        said["seq"] = f"seq {problem.seq_q}"
+    else:
+        said["seq"] = f"seq_q {problem.seq_q}"
+        said["seq_k"] = f"seq_k {problem.seq_k}"
+    said["head_dim"] = f"head_dim {problem.head_dim}"
+    if problem.head_dim_v != problem.head_dim:
+        said["head_dim_v"] = f"head_dim_v {problem.head_dim_v}"
+    if problem.window is not None:
+        said["mask"] = f"window {problem.window}"
+    elif problem.causal:
+        said["mask"] = "causal"
+    if problem.key_mask is not None:
+        said["key_mask"] = "key mask"
+    if problem.softcap is not None:
+        said["softcap"] = f"softcap {problem.softcap:g}"
+    if not math.isclose(problem.scale, 1 / math.sqrt(problem.head_dim), rel_tol=1e-6):
+        said["scale"] = f"scale {problem.scale:g}"
+    said["dtype"] = problem.dtype
+    if case.from_file:
+        said["input"] = ", ".join(PurePath(part).name for part in case.input.split(","))
+    if case.threads is not None:
+        said["threads"] = f"{case.threads} thread" + "s" * (case.threads != 1)
+    return said
+
+
+def common(cases: Sequence[Case]) -> str:
+    """Return what holds for every case, as one line."""
+    described = [facets(case) for case in cases]
+    return " · ".join(text for topic, text in described[0].items() if all(d.get(topic) == text for d in described))
+
+
+def distinct(case: Case, cases: Sequence[Case]) -> str:
+    """Return what sets ``case`` apart from the others, as one line; empty where there are no others."""
+    described = [facets(other) for other in cases]
+    return " · ".join(
+        text for topic, text in facets(case).items() if not all(d.get(topic) == text for d in described)
+    )
+
+
+def adapters(groups: Sequence[CaseRows]) -> tuple[str, ...]:
+    """Return each device that rows ran on, as ``software: llvmpipe … · vulkan · Mesa 22.3.6``, first seen first."""
+    lines = [
+        f"{row.adapter_type}: " + " · ".join(_unrepeated(row.device, row.backend, row.driver))
+        for group in groups
+        for row in group.rows
+        if row.device and row.adapter_type
+    ]
+    return tuple(dict.fromkeys(lines))
+
+
+def notes(groups: Sequence[CaseRows], note: Callable[[Row], str]) -> Iterator[str]:
+    """Yield every sentence that rows carry, once for all the cases that share it, saying which unless it is all."""
+    cases = [group.case for group in groups]
+    where: dict[str, list[str]] = {}
+    for group in groups:
+        for row in group.rows:
+            if text := note(row):
+                where.setdefault(text, []).append(distinct(group.case, cases))
+    for text, found in where.items():
+        yield text if len(found) == len(groups) else f"{text} ({'; '.join(found[:3])}{'; …' * (len(found) > 3)})"
+
+
+def message(row: Row) -> str:
+    """Return the row's message with its kernel, and with its status where that is not ``ok``; empty without one."""
+    subject = row.kernel if row.status is Status.OK else f"{row.kernel} {row.status.value}"
+    return f"{subject}: {row.message}" if row.message else ""
+
+
+def answer(groups: Sequence[CaseRows]) -> str:
+    """Return who won and by how much, in one sentence about wall-clock medians of rows with status ``ok``."""
+    rankings = [ranking for group in groups if (ranking := _ranking(group))]
+    if not rankings:
+        cancelled = any(row.status is Status.CANCELLED for group in groups for row in group.rows)
+        return "Stopped before a kernel finished." if cancelled else "No kernel finished with a right result."
+    return _answer_for_case(rankings[0]) if len(groups) == 1 else _answer_for_sweep(rankings, len(groups))
+
+
+def _unrepeated(*parts: str | None) -> list[str]:
+    """Drop what is unknown, and what the next part begins with anyway (``numpy · numpy 2.4``)."""
+    known = [part for part in parts if part]
+    return [part for part, after in zip(known, [*known[1:], ""], strict=True) if not after.startswith(part)]
+
+
+def _ranking(group: CaseRows) -> list[tuple[float, Row]]:
+    timed = [(row.wall_ms_median, row) for row in group.rows if row.status is Status.OK and row.wall_ms_median]
+    return sorted(timed, key=lambda entry: entry[0])
+
+
+def _answer_for_case(ranking: list[tuple[float, Row]]) -> str:
+    best, winner = ranking[0]
+    if len(ranking) == 1:
+        return f"{winner.kernel} took {duration(best)} (wall clock); there is no other result to compare it with."
+    level = list(takewhile(lambda entry: _level(ranking[0], entry), ranking))
+    if len(level) > 1:
+        kernels, times = _listed([row.kernel for _, row in level]), _listed([duration(median) for median, _ in level])
+        return f"{kernels} are level: {times}, closer than their spread (wall clock)."
+    (second, runner_up), *others = ranking[1:]
+    leads = [f"{ratio(second / best)} as fast as {runner_up.kernel}"]
+    leads += [f"{ratio(median / best)} {row.kernel}" for median, row in others]
+    return f"{winner.kernel} is fastest: {duration(best)}, {_listed(leads)} (wall clock)."
+
+
+def _answer_for_sweep(rankings: list[list[tuple[float, Row]]], cases: int) -> str:
+    wins = Counter(ranking[0][1].kernel for ranking in rankings).most_common()
+    champion, count = wins[0]
+    leads = [ranking[1][0] / ranking[0][0] for ranking in rankings if ranking[0][1].kernel == champion and ranking[1:]]
+    scope = f"all {cases} cases" if count == cases else f"{count} of {cases} cases"
+    span = dict.fromkeys(ratio(lead) for lead in (min(leads), max(leads))) if leads else ()
+    by = f", by {' to '.join(span)} over the next" if span else ""
+    others = "".join(f"; {kernel} in {number}" for kernel, number in wins[1:])
+    return f"{champion} is fastest in {scope}{by}{others} (wall clock)."
+
+
+def _level(first: tuple[float, Row], other: tuple[float, Row]) -> bool:
+    """Whether two medians differ by no more than half the sum of their interquartile ranges."""
+    return other[0] - first[0] <= ((first[1].wall_ms_iqr or 0) + (other[1].wall_ms_iqr or 0)) / 2
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"

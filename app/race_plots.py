@@ -1,0 +1,324 @@
+"""The two plots of a race, latency and memory: bars for one case, log-log lines over the swept value for several."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyqtgraph as pg
+from PySide6.QtCore import QRectF, Qt
+from PySide6.QtGui import QColor, QFont, QPainter, QPen
+from PySide6.QtWidgets import QApplication
+
+from app import ticks
+from app.outcome import CaseRows, distinct
+from app.theme import INK, MUTED, PAPER, RULE, kernel_colour
+from app.units import duration, size
+from engine.results import Row
+
+SCALE = 2  # device pixels per unit, so that text stays crisp in print
+
+_TITLE_HEIGHT = 32
+_AXIS_HEIGHT = 28
+_LABELS_WIDTH = 168
+_LEFT_AXIS_WIDTH = 70
+_GAP = 36
+_BAR_ROW = 64
+_LINES_HEIGHT = 400
+_LOG_FROM = 12.0  # bars whose extremes differ by more than this are drawn on a log scale
+_ROOM_BESIDE_BAR = 0.75  # of the longest bar's length, for its figures
+
+
+def font(pixels: int, *, bold: bool = False) -> QFont:
+    """Return the chart's typeface in a size of pixels."""
+    typeface = QFont()
+    typeface.setFamilies(["DejaVu Sans", "Segoe UI", "Helvetica Neue", "Arial"])
+    typeface.setPixelSize(pixels)
+    typeface.setBold(bold)
+    return typeface
+
+
+def pen(colour: str, width: float, style: Qt.PenStyle = Qt.PenStyle.SolidLine) -> QPen:
+    """Return a pen of a width in the chart's units: pyqtgraph's pens count in device pixels whatever the scale."""
+    return pg.mkPen(colour, width=width * SCALE, style=style)
+
+
+def line_pen(kernel: str) -> QPen:
+    """Return the pen of a kernel's line; CPU kernels are dashed, so that a GPU line under them still shows."""
+    line = pen(kernel_colour(kernel), 1.8)
+    if kernel.startswith("cpu"):
+        line.setCapStyle(Qt.PenCapStyle.FlatCap)
+        line.setDashPattern([4, 4])
+    return line
+
+
+def mark_brush(kernel: str) -> QColor:
+    """Return the filling of a kernel's marks: paper for CPU kernels, the kernel's colour for the others."""
+    return QColor(PAPER if kernel.startswith("cpu") else kernel_colour(kernel))
+
+
+def mark_size(kernel: str) -> float:
+    """Return the side of a kernel's marks: smaller for CPU kernels, for the same reason."""
+    return 7.0 if kernel.startswith("cpu") else 10.0
+
+
+class _Grid:
+    """Views, axes and titles of pyqtgraph in a grid of fixed size, painted without ever being shown."""
+
+    def __init__(self, width: float, height: float) -> None:
+        self.height = height
+        self._widget = pg.GraphicsLayoutWidget(size=(round(width), round(height)))
+        self._widget.setBackground(None)
+        self._widget.setAttribute(Qt.WidgetAttribute.WA_DontShowOnScreen)
+        self._layout = self._widget.ci.layout
+        self._layout.setContentsMargins(0, 0, 0, 0)
+        self._layout.setSpacing(0)
+        self._layout.setRowFixedHeight(0, _TITLE_HEIGHT)
+
+    def columns(self, widths: Sequence[float]) -> None:
+        for column, width in enumerate(widths):
+            self._layout.setColumnFixedWidth(column, width)
+
+    def title(self, what: str, explained: str, column: int, span: int = 1) -> None:
+        markup = f"<span style='{_css(14)}'><b>{what}</b></span> <span style='{_css(13, MUTED)}'>{explained}</span>"
+        self._layout.addItem(pg.LabelItem(markup, justify="left"), 0, column, 1, span)
+
+    def view(self, column: int, x: tuple[float, float], y: tuple[float, float]) -> pg.ViewBox:
+        view = pg.ViewBox(enableMouse=False, enableMenu=False, defaultPadding=0)
+        view.setRange(xRange=x, yRange=y, padding=0, disableAutoRange=True)
+        self._layout.addItem(view, 1, column)
+        return view
+
+    def axis(self, side: str, view: pg.ViewBox, marks: ticks.Ticks, column: int) -> None:
+        """Add an axis with a line across the view at each mark; pyqtgraph's own grid hides the marks at the ends."""
+        axis = pg.AxisItem(side, linkView=view, pen=pg.mkPen(None), textPen=MUTED, maxTickLength=0)
+        axis.setTicks([marks])
+        axis.setStyle(tickFont=font(12), tickTextOffset=8, hideOverlappingLabels=False)
+        bottom = side == "bottom"
+        if bottom:
+            axis.setHeight(_AXIS_HEIGHT)
+        else:
+            axis.setWidth(_LEFT_AXIS_WIDTH)
+        self._layout.addItem(axis, 2 if bottom else 1, column)
+        for place, _ in marks:
+            rule = pg.InfiniteLine(place, angle=90 if bottom else 0, pen=pen(RULE, 0.75))
+            rule.setZValue(-10)
+            view.addItem(rule)
+
+    def axis_name(self, text: str, column: int) -> None:
+        self._layout.addItem(pg.LabelItem(f"<span style='{_css(13, MUTED)}'>{text}</span>"), 3, column)
+
+    def paint(self, painter: QPainter, target: QRectF) -> None:
+        """Draw everything into ``target``."""
+        self._widget.show()
+        QApplication.processEvents()
+        self._widget.scene().prepareForPaint()
+        self._widget.scene().render(painter, target, QRectF(self._widget.rect()))
+        self._widget.close()
+
+
+# --- one case -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where a value lies along the axis of bars, which pyqtgraph cannot draw on a log axis by itself."""
+
+    low: float  # left end of the axis: 0, or the value a log axis begins at
+    high: float
+    log: bool
+
+    @classmethod
+    def over(cls, figures: Sequence[float | None]) -> _Scale:
+        known = [figure for figure in figures if figure] or [1.0]
+        if max(known) / min(known) > _LOG_FROM:
+            return cls(min(known) / 2, max(known), True)
+        return cls(0.0, max(known), False)
+
+    def at(self, value: float) -> float:
+        return math.log10(max(value, self.low)) if self.log else value
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        left, right = self.at(self.low), self.at(self.high)
+        return left, right + _ROOM_BESIDE_BAR * (right - left)
+
+
+class Bars(_Grid):
+    """One case: a bar per kernel."""
+
+    def __init__(self, rows: Sequence[Row], width: float) -> None:
+        super().__init__(width, _TITLE_HEIGHT + _BAR_ROW * len(rows) + _AXIS_HEIGHT)
+        panel = (width - _LABELS_WIDTH - _GAP) / 2
+        self.columns((_LABELS_WIDTH, panel, _GAP, panel))
+        latency = _Scale.over([row.wall_ms_median for row in rows])
+        memory = _Scale.over([figure for row in rows for figure in (row.peak_bytes, row.scratch_bytes)])
+        names, times, bytes_ = (
+            self.view(column, ends, (-0.5, len(rows) - 0.5))
+            for column, ends in ((0, (0.0, 1.0)), (1, latency.ends), (3, memory.ends))
+        )
+        self.title("Latency", f"ms, median, whiskers: IQR{_log_scale(latency)}", 1)
+        self.title("Memory", f"peak (pale) and scratch (full){_log_scale(memory)}", 3)
+        self.axis("bottom", times, (ticks.logarithmic if latency.log else ticks.linear)(latency.low, latency.high), 1)
+        marks = (ticks.logarithmic_bytes if memory.log else ticks.linear_bytes)(memory.low, memory.high)
+        self.axis("bottom", bytes_, marks, 3)
+        for place, row in enumerate(reversed(rows)):
+            _text(names, 0, place, _name(row))
+            _latency_bar(times, latency, place, row)
+            _memory_bar(bytes_, memory, place, row)
+
+
+def _log_scale(scale: _Scale) -> str:
+    return ", log scale" if scale.log else ""
+
+
+def _name(row: Row) -> str:
+    marks = {True: "✓ verified", False: "✗ wrong result", None: row.status.value}
+    where = "" if row.adapter_type in (None, "cpu") else f" · {row.adapter_type}"
+    return (
+        f"<span style='{_css(15)}'><b>{html.escape(row.kernel)}</b></span><br>"
+        f"<span style='{_css(12, MUTED)}'>{marks[row.verified]}{where}</span>"
+    )
+
+
+def _latency_bar(view: pg.ViewBox, scale: _Scale, place: int, row: Row) -> None:
+    if not row.wall_ms_median:
+        _text(view, scale.at(scale.low), place, f"<span style='{_css(13, MUTED)}'>not timed</span>")
+        return
+    median, half = row.wall_ms_median, (row.wall_ms_iqr or 0.0) / 2
+    _bar(view, scale, median, place, 0.56, QColor(kernel_colour(row.kernel)))
+    low, high = scale.at(median - half), scale.at(median + half)
+    cap = [place - 0.1, place + 0.1]
+    for xs, ys in (([low, high], [place, place]), ([low, low], cap), ([high, high], cap)):
+        view.addItem(pg.PlotCurveItem(xs, ys, pen=pen(INK, 1.2), antialias=True))
+    beside = "" if row.gpu_ms_median is None else f"GPU clock {duration(row.gpu_ms_median)}"
+    _text(view, high, place, _figures(duration(median), beside))
+
+
+def _memory_bar(view: pg.ViewBox, scale: _Scale, place: int, row: Row) -> None:
+    if not row.peak_bytes:
+        _text(view, scale.at(scale.low), place, f"<span style='{_css(13, MUTED)}'>not measured</span>")
+        return
+    full = QColor(kernel_colour(row.kernel))
+    pale = QColor(full)
+    pale.setAlphaF(0.3)
+    _bar(view, scale, row.peak_bytes, place, 0.56, pale)
+    if row.scratch_bytes:
+        _bar(view, scale, row.scratch_bytes, place, 0.28, full)
+    beside = "" if row.scratch_bytes is None else f"scratch {size(row.scratch_bytes)}"
+    _text(view, scale.at(row.peak_bytes), place, _figures(size(row.peak_bytes), beside))
+
+
+def _figures(main: str, beside: str) -> str:
+    return f"<span style='{_css(14)}'><b>{main}</b></span> <span style='{_css(12, MUTED)}'>&nbsp;{beside}</span>"
+
+
+def _bar(view: pg.ViewBox, scale: _Scale, value: float, place: int, thickness: float, colour: QColor) -> None:
+    start, end = scale.at(scale.low), scale.at(value)
+    view.addItem(pg.BarGraphItem(x0=[start], x1=[end], y=[place], height=thickness, brush=pg.mkBrush(colour), pen=None))
+
+
+def _text(view: pg.ViewBox, x: float, y: float, markup: str) -> None:
+    item = pg.TextItem(html=markup, anchor=(0, 0.5))
+    view.addItem(item)
+    item.setPos(x, y)
+
+
+# --- several cases --------------------------------------------------------------------------------------------------
+
+_AXES: dict[str, Callable[[CaseRows], int]] = {
+    "sequence length": lambda group: group.case.problem.seq_q,
+    "heads": lambda group: group.case.problem.heads,
+    "batch": lambda group: group.case.problem.batch,
+    "head_dim": lambda group: group.case.problem.head_dim,
+    "threads": lambda group: group.case.threads or 1,
+}
+_SYMBOLS = ("o", "s", "t1", "d", "star", "p", "h", "t")
+
+
+class Lines(_Grid):
+    """Several cases: a line per kernel over the swept value, and one for every case of a second sweep."""
+
+    def __init__(self, groups: Sequence[CaseRows], width: float) -> None:
+        super().__init__(width, _TITLE_HEIGHT + _LINES_HEIGHT + 2 * _AXIS_HEIGHT)
+        panel = (width - 2 * _LEFT_AXIS_WIDTH - _GAP) / 2
+        self.columns((_LEFT_AXIS_WIDTH, panel, _GAP, _LEFT_AXIS_WIDTH, panel))
+        rows = [row for group in groups for row in group.rows]
+        times = [row.wall_ms_median for row in rows if row.wall_ms_median]
+        sizes = [float(figure) for row in rows for figure in (row.peak_bytes, row.scratch_bytes) if figure]
+        self.title("Latency", "ms, median of the wall clock, whiskers: IQR", 0, 2)
+        self.title("Memory", "peak (marks) and scratch (dotted)", 3, 2)
+        swept = _swept(groups)
+        value = _AXES[swept]
+        values = sorted({value(group) for group in groups})
+        for column, figures, marks, plot in (
+            (0, times, ticks.logarithmic, _latency_line),
+            (3, sizes, ticks.logarithmic_bytes, _memory_line),
+        ):
+            low, high = min(figures, default=1.0) / 1.5, max(figures, default=1.0) * 1.5
+            view = self.view(column + 1, _padded(values), (math.log10(low), math.log10(high)))
+            self.axis("left", view, marks(low, high), column)
+            self.axis("bottom", view, ticks.chosen(values), column + 1)
+            self.axis_name(swept, column + 1)
+            for number, line in enumerate(self.series(groups).values()):
+                for kernel in dict.fromkeys(row.kernel for row in rows):
+                    points = [(value(group), row) for group in line for row in group.rows if row.kernel == kernel]
+                    plot(view, kernel, points, self.symbol(number))
+
+    @staticmethod
+    def symbol(number: int) -> str:
+        """Return the mark of the ``number``-th line of a kernel."""
+        return _SYMBOLS[number % len(_SYMBOLS)]
+
+    @staticmethod
+    def series(groups: Sequence[CaseRows]) -> dict[str, list[CaseRows]]:
+        """Return the cases that share a line, alike in all but the swept value and ordered by it, by what they share."""
+        value = _AXES[_swept(groups)]
+        series: dict[str, list[CaseRows]] = {}
+        for group in sorted(groups, key=value):
+            peers = [other.case for other in groups if value(other) == value(group)]
+            series.setdefault(distinct(group.case, peers), []).append(group)
+        return series
+
+
+def _swept(groups: Sequence[CaseRows]) -> str:
+    """Return the name of the axis with the most different values."""
+    return max(_AXES, key=lambda axis: len({_AXES[axis](group) for group in groups}))
+
+
+def _padded(values: Sequence[int]) -> tuple[float, float]:
+    low, high = math.log10(values[0]), math.log10(values[-1])
+    pad = 0.05 * (high - low) or 0.3
+    return low - pad, high + pad
+
+
+def _latency_line(view: pg.ViewBox, kernel: str, points: Sequence[tuple[int, Row]], symbol: str) -> None:
+    known = [(math.log10(x), row.wall_ms_median, row.wall_ms_iqr or 0.0) for x, row in points if row.wall_ms_median]
+    for x, median, iqr in known:
+        ends = [math.log10(max(median - iqr / 2, median / 10)), math.log10(median + iqr / 2)]
+        view.addItem(pg.PlotCurveItem([x, x], ends, pen=pen(kernel_colour(kernel), 1.2), antialias=True))
+    _line(view, kernel, [(x, math.log10(median)) for x, median, _ in known], symbol)
+
+
+def _memory_line(view: pg.ViewBox, kernel: str, points: Sequence[tuple[int, Row]], symbol: str) -> None:
+    scratch = [(math.log10(x), math.log10(row.scratch_bytes)) for x, row in points if row.scratch_bytes]
+    if scratch:
+        xs, ys = map(list, zip(*scratch, strict=True))
+        dotted = pen(kernel_colour(kernel), 1.4, Qt.PenStyle.DotLine)
+        view.addItem(pg.PlotCurveItem(xs, ys, pen=dotted, antialias=True))
+    _line(view, kernel, [(math.log10(x), math.log10(row.peak_bytes)) for x, row in points if row.peak_bytes], symbol)
+
+
+def _line(view: pg.ViewBox, kernel: str, points: Sequence[tuple[float, float]], symbol: str) -> None:
+    if not points:
+        return
+    xs, ys = map(list, zip(*points, strict=True))
+    view.addItem(pg.PlotCurveItem(xs, ys, pen=line_pen(kernel), antialias=True))
+    outline, filling, size_ = pen(kernel_colour(kernel), 1.4), mark_brush(kernel), mark_size(kernel)
+    view.addItem(pg.ScatterPlotItem(xs, ys, symbol=symbol, size=size_, pen=outline, brush=filling, antialias=True))
+
+
+def _css(pixels: int, colour: str = INK) -> str:
+    return f"font-family: DejaVu Sans, Segoe UI, Helvetica Neue, Arial; font-size: {pixels}px; color: {colour}"
