@@ -1,0 +1,161 @@
+"""What the GPU kernels have in common: limits they all need, masks and outputs as buffers, running and reading back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.devices import Limits
+from engine.gpu.buffers import Buffers, padded, read, write
+from engine.gpu.device import GpuDevice
+from engine.gpu.timing import Dispatch, Runner
+from engine.kernels.base import MemoryUse, Outputs, Prepared, ShouldStop, Timing, never_stop
+from engine.problem import AttentionProblem
+
+FAR = 1 << 30  # an offset beyond every row and key
+CHUNK_BYTES = 16
+_NAN_BITS, _NEG_INF_BITS = 0x7FC00000, 0xFF800000
+
+
+def row_offsets(problem: AttentionProblem) -> tuple[int, int]:
+    """Return (lo_offset, hi_offset): row i sees keys from ``i + lo_offset`` up to, not with, ``i + hi_offset``."""
+    if not problem.causal:
+        return -FAR, FAR
+    hi = problem.offset + 1
+    return (-FAR if problem.window is None else hi - min(problem.window, FAR)), hi
+
+
+def special_bits() -> tuple[int, int]:
+    """Return the bits of -inf and NaN: WGSL can write neither as a constant."""
+    return _NEG_INF_BITS, _NAN_BITS
+
+
+def mask_words(problem: AttentionProblem) -> int:
+    """Return 32-bit words per batch entry of the packed key mask, 0 where there is none."""
+    return 0 if problem.key_mask is None else (problem.seq_k + 31) // 32
+
+
+def mask_bits(problem: AttentionProblem) -> NDArray[np.uint32]:
+    """Return the key mask as words [batch, mask_words], bit 0 first; one zero word where there is no mask."""
+    if problem.key_mask is None:
+        return np.zeros(1, np.uint32)
+    bits = np.zeros((problem.batch, mask_words(problem) * 32), np.bool_)
+    bits[:, : problem.seq_k] = problem.key_mask.unpack()
+    return np.packbits(bits, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def mask_bytes(problem: AttentionProblem) -> int:
+    """Return the size of the key mask's buffer."""
+    return padded(4 * problem.batch * mask_words(problem))
+
+
+def tensor_buffers(problem: AttentionProblem) -> tuple[int, int, int, int]:
+    """Return the sizes of the buffers of Q, K, V and the output, in bytes."""
+    shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.output_shape)
+    q, k, v, o = (padded(4 * int(np.prod(shape, dtype=np.int64))) for shape in shapes)
+    return q, k, v, o
+
+
+def lse_bytes(problem: AttentionProblem, want_lse: bool) -> int:
+    """Return the size of the log-sum-exp buffer; a placeholder where it is not wanted."""
+    return padded(4 * problem.pairs * problem.seq_q if want_lse else 0)
+
+
+def too_large(what: str, nbytes: int, limit: int, limit_name: str) -> str:
+    """Return the sentence for a need that passes a limit, with both figures."""
+    return f"{what} needs {mebibytes(nbytes)}, {limit_name} is {mebibytes(limit)}"
+
+
+def mebibytes(nbytes: int) -> str:
+    """Return a size in MiB, or GiB from 1 GiB on."""
+    return f"{nbytes / (1 << 30):,.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.1f} MiB"
+
+
+def common_reason(name: str, problem: AttentionProblem, limits: Limits, predicted: int) -> str | None:
+    """Return why no GPU kernel could run the problem within these limits, None where nothing stands against it."""
+    if problem.dtype != "f32":
+        return f"{name} computes and stores float32 only; run it with dtype f32"
+    for label, nbytes in zip(("Q", "K", "V", "the output"), tensor_buffers(problem), strict=True):
+        if nbytes > limits.binding_bytes:
+            return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
+    if predicted > limits.memory_bytes:
+        return too_large(name, predicted, limits.memory_bytes, "the memory limit")
+    return None
+
+
+class GpuPrepared(Prepared):
+    """Buffers, dispatches and outputs of a GPU kernel that is ready to run."""
+
+    def __init__(self, problem: AttentionProblem, device: GpuDevice, want_lse: bool) -> None:
+        self.problem = problem
+        self.device = device
+        self.buffers = Buffers(device)
+        self.compile_ms = 0.0
+        self.want_lse = want_lse
+        self._runner: Runner | None = None
+
+    def common_buffers(self, q: Any, k: Any, v: Any) -> None:
+        """Upload Q, K, V and the key mask, and allocate the output and log-sum-exp."""
+        self.query = self.buffers.upload("query", q)
+        self.key = self.buffers.upload("key", k)
+        self.value = self.buffers.upload("value", v)
+        self.upload_ms = self.buffers.upload_ms
+        self.mask = self.buffers.upload("key_mask", mask_bits(self.problem))
+        self.output = self.buffers.storage("output", tensor_buffers(self.problem)[3])
+        self.lse = self.buffers.storage("lse", lse_bytes(self.problem, self.want_lse))
+
+    def dispatch(
+        self, source: str, bindings: str, params: NDArray[Any], buffers: list[Any], workgroups: int, cost: float
+    ) -> Dispatch:
+        """Return a dispatch of WGSL whose first two bindings are its parameters and its chunk of the grid."""
+        pipeline, compile_ms = self.device.pipeline(source, "uu" + bindings)
+        self.compile_ms = (self.compile_ms or 0.0) + compile_ms
+        uniform = self.buffers.uniform("params", params)
+        chunk = self.buffers.uniform("chunk", np.zeros(CHUNK_BYTES // 4, np.uint32))
+        group = self.device.bind_group(pipeline, [uniform, chunk, *buffers])
+        return Dispatch(pipeline, group, chunk, workgroups, cost)
+
+    def ready(self, dispatches: list[Dispatch]) -> None:
+        """Set what a run does, in order."""
+        self._runner = Runner(self.device, dispatches)
+
+    @property
+    def longest_submit_ms(self) -> float:
+        """Wall milliseconds of the longest submit so far."""
+        return self._runner.longest_submit_s * 1e3 if self._runner else 0.0
+
+    def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
+        """Run ``repeat`` times in submits of at most about 100 ms. Raises Cancelled between two of them."""
+        assert self._runner is not None
+        return self._runner.run(repeat, should_stop)
+
+    def poison(self) -> None:
+        """Fill the output and log-sum-exp with NaN."""
+        for buffer in (self.output, self.lse):
+            write(self.device, buffer, np.full(buffer.size // 4, np.nan, np.float32))
+
+    def outputs(self) -> Outputs:
+        """Read the output, and the log-sum-exp where it was asked for, back from the GPU."""
+        problem = self.problem
+        start = time.perf_counter()
+        output = read(self.device, self.output, int(np.prod(problem.output_shape))).reshape(problem.output_shape)
+        self.readback_ms = (time.perf_counter() - start) * 1e3
+        lse = None
+        if self.want_lse:
+            shape = problem.output_shape[:3]
+            lse = read(self.device, self.lse, int(np.prod(shape))).reshape(shape)
+        return Outputs(output, lse)
+
+    def memory(self) -> MemoryUse:
+        """Return the ledger: every buffer this kernel holds, and of it what is not Q, K, V or the output."""
+        return MemoryUse(self.buffers.total - self.problem.tensor_bytes, self.buffers.total)
+
+    def close(self) -> None:
+        """Free all buffers."""
+        if self._runner:
+            self._runner.close()
+            self._runner = None
+        self.buffers.destroy()
