@@ -65,7 +65,8 @@ def seeded(problem: AttentionProblem, seed: int) -> Inputs:
         rng.standard_normal(shape, np.float32).astype(dtype, copy=False)
         for shape in (problem.q_shape, problem.k_shape, problem.v_shape)
     ]
-    return Inputs(*arrays)
+    q, k, v = arrays
+    return Inputs(q, k, v)
 
 
 def load(path_text: str) -> Tensors:

@@ -62,7 +62,7 @@ def _rows(
     top = np.where(any_seen, np.where(seen, scores, -np.inf).max(axis=1), 0)
     weights = np.where(seen, np.exp(scores - top[:, None]), 0)
     total = np.where(any_seen, weights.sum(axis=1), 1)
-    finite_keys: NDArray[np.bool_] = np.isfinite(v).all(axis=1)
+    finite_keys = np.asarray(np.isfinite(v).all(axis=1))
     output = weights @ np.where(finite_keys[:, None], v, 0)
     for j in np.flatnonzero(~finite_keys):  # 0 · NaN is NaN: only the rows that see such a key may meet it
         output[seen[:, j]] += weights[seen[:, j], j, None] * v[j]
