@@ -1,0 +1,1 @@
+"""The only place that touches wgpu: devices, buffers, shaders, timing."""

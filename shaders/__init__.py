@@ -1,0 +1,1 @@
+"""WGSL sources, one per kernel pass; Jinja2 templates where loops must be unrolled."""
