@@ -1,0 +1,60 @@
+"""The matrix library behind NumPy: its name, and how many threads it may use while a kernel runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+_lock = threading.Lock()
+_held: list[int] = []  # the thread counts asked for by those who hold BLAS now, latest last
+_original: list[int] = []  # each library's own setting, to go back to when the last holder leaves
+
+
+@functools.cache
+def _controller() -> ThreadpoolController:
+    # Looking for loaded libraries takes milliseconds, so it is done once a process.
+    return ThreadpoolController().select(user_api="blas")
+
+
+@functools.cache
+def blas_name() -> str:
+    """Return the library's name and version, for example ``openblas 0.3.31``."""
+    for library in _controller().info():
+        return f"{library['internal_api']} {library['version'] or ''}".strip()
+    # a library threadpoolctl does not know, such as Accelerate
+    blas: Any = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    return f"{blas.get('name', 'unknown BLAS')} {blas.get('version', '')}".strip()
+
+
+def blas_threads() -> int | None:
+    """Return how many threads BLAS uses now, or None where it does not tell."""
+    return next((library["num_threads"] for library in _controller().info()), None)
+
+
+@contextlib.contextmanager
+def hold_blas(threads: int) -> Iterator[None]:
+    """Hold BLAS to so many threads for the length of a ``with`` block.
+
+    The setting belongs to the process, so holders share it: the latest holder's count is in force, and the setting
+    found by the first comes back when the last one leaves, in whatever order they leave.
+    """
+    libraries = _controller().lib_controllers
+    with _lock:
+        if not _held:
+            _original[:] = [library.num_threads for library in libraries]
+        _held.append(threads)
+        for library in libraries:
+            library.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        with _lock:
+            _held.remove(threads)
+            for library, original in zip(libraries, _original, strict=True):
+                library.set_num_threads(_held[-1] if _held else original)

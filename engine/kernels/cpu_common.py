@@ -1,0 +1,103 @@
+"""What both CPU kernels share: refusals, timing, the soft cap, and values that are not finite."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.blas import hold_blas
+from engine.cpu import CpuDevice, Work
+from engine.devices import Limits
+from engine.problem import AttentionProblem
+from engine.running import ShouldStop, Timing
+
+Array = NDArray[np.float32]
+
+_FAR = 1e30  # scales and soft caps beyond this, or below its inverse, say no more in float32, only overflow
+_FOLD = 16  # rows taken as one where columns are reduced
+
+
+def unsupported(problem: AttentionProblem, limits: Limits, what: str, need: int) -> str | None:
+    """Return None, or the sentence that refuses the problem: not float32, or ``need`` bytes above the limit.
+
+    ``what`` begins the sentence on memory, for example "its tiles need".
+    """
+    if problem.dtype != "f32":
+        return f"CPU kernels work in float32 only, not {problem.dtype}"
+    if need > limits.memory_bytes:
+        return f"{what} {_size(need)}, the limit is {_size(limits.memory_bytes)}"
+    return None
+
+
+def run_timed(device: CpuDevice, phases: Sequence[tuple[int, Work]], repeat: int, should_stop: ShouldStop) -> Timing:
+    """Do the phases, each (items, work), ``repeat`` times on the device's threads, and time that alone.
+
+    BLAS is held to one thread, since every core has a thread of ours.
+    """
+    with hold_blas(1):
+        begin = time.perf_counter()
+        for _ in range(repeat):
+            for items, work in phases:
+                device.each(items, work, should_stop)
+        return Timing(wall_ms=(time.perf_counter() - begin) * 1e3)
+
+
+def float32_scale(scale: float) -> float:
+    """Return the scale, kept where float32 scores of ordinary tensors do not overflow."""
+    return min(max(scale, -_FAR), _FAR)
+
+
+def apply_softcap(scores: Array, softcap: float) -> None:
+    """Replace each score s by ``softcap · tanh(s / softcap)``, in place."""
+    cap = min(max(softcap, 1 / _FAR), _FAR)
+    scores /= cap
+    np.tanh(scores, out=scores)
+    scores *= cap
+
+
+def bounds(values: Array) -> tuple[Array, Array]:
+    """Return the least and the greatest of each column of C-contiguous ``values`` [keys, head_dim_v].
+
+    NaN in a column makes both NaN. A weighted mean lies within what it is taken of; holding it there undoes what
+    rounding did, so that equal values come back exactly.
+    """
+    # NumPy pays for every row of such a reduction, so first the rows are made fewer and longer
+    whole = len(values) - len(values) % _FOLD
+
+    def fold(pick: np.ufunc) -> Array:
+        rows: Array = values[whole:]
+        if whole:
+            long_rows = values[:whole].reshape(-1, _FOLD * values.shape[1])
+            rows = np.concatenate([rows, pick.reduce(long_rows, axis=0).reshape(_FOLD, -1)])
+        return np.asarray(pick.reduce(rows, axis=0))
+
+    return fold(np.minimum), fold(np.maximum)
+
+
+def take_nonfinite(values: Array) -> tuple[NDArray[np.intp], Array]:
+    """Zero the rows of ``values`` [keys, n] that hold NaN or inf, in place; return their indices and what they held.
+
+    A weight of 0 times NaN is NaN, so such a row must not take part in a matrix product with rows that do not see it.
+    """
+    keys = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    taken = values[keys]
+    values[keys] = 0
+    return keys, taken
+
+
+def add_nonfinite(
+    sums: Array, weights: Array, keys: NDArray[np.intp], taken: Array, seen: NDArray[np.bool_]
+) -> None:
+    """Add the weighted value rows that ``take_nonfinite`` took to the ``sums`` of the rows that see them.
+
+    ``weights`` is [rows, all keys]; ``seen`` [rows, len(keys)] tells which row sees which of the taken keys.
+    """
+    for key, value, rows in zip(keys, taken, seen.T, strict=True):
+        sums[rows] += weights[rows, key, None] * value
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

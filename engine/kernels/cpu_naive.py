@@ -1,0 +1,161 @@
+"""cpu-naive: attention as everyone writes it in NumPy, and well: all scores, their softmax, times the values.
+
+The score matrices of all (batch, head) pairs exist at once, [batch, heads, seq_q, seq_k] in float32, and the mask is
+built once. A thread owns one pair at a time, or some rows of a pair where there are fewer pairs than threads; it
+computes all of its scores, then their softmax in place, then the product with the values. No tile is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu import CpuDevice
+from engine.devices import Limits
+from engine.inputs import Inputs
+from engine.kernels.base import Array, Kernel, Outputs, Prepared
+from engine.kernels.cpu_common import (
+    add_nonfinite,
+    apply_softcap,
+    bounds,
+    float32_scale,
+    run_timed,
+    take_nonfinite,
+    unsupported,
+)
+from engine.masks import visible
+from engine.problem import AttentionProblem
+from engine.running import ShouldStop, Timing, never_stop
+
+_STEP_SCORES = 1 << 24  # scores a thread computes between two looks at should_stop: 64 MiB, more than any L2 or L3
+_MASK_ROWS = 64  # rows of the mask built at a time, so that building it takes no more than keeping it
+_MIN_ROWS = 256  # a pair is shared by threads only in strips of so many rows, else BLAS slows down
+
+
+class CpuNaive(Kernel):
+    """Attention through whole score matrices in NumPy, threaded over (batch, head)."""
+
+    name = "cpu-naive"
+    summary = "NumPy, whole score matrices"
+    device_kind = "cpu"
+    naive = "cpu-naive"
+
+    def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
+        """Return None, or why the problem cannot run: not float32, or score matrices above the memory limit."""
+        return unsupported(problem, limits, "its score matrices need", self.predict(problem, limits))
+
+    def predict(self, problem: AttentionProblem, limits: Limits) -> int:
+        """Return the bytes of Q, K, V, output, the score matrices and the mask."""
+        return problem.tensor_bytes + problem.score_bytes + math.prod(_mask_shape(problem))
+
+    def prepare(
+        self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, *, want_lse: bool = False
+    ) -> Prepared:
+        """Allocate the output and all score matrices, and build the mask."""
+        return _PreparedNaive(problem, inputs, device, want_lse)
+
+
+class _PreparedNaive(Prepared):
+    """cpu-naive ready for one problem."""
+
+    def __init__(self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, want_lse: bool) -> None:
+        self._problem = problem
+        self._inputs = inputs
+        self._device = device
+        self._scale = float32_scale(problem.scale)
+        self._output: Array = np.empty(problem.output_shape, np.float32)
+        self._lse: Array | None = np.empty(problem.output_shape[:3], np.float32) if want_lse else None
+        self._scores: Array = np.empty((*problem.output_shape[:3], problem.seq_k), np.float32)
+        self._hidden = _hidden(problem)
+        parts = max(1, min(-(-device.limits.threads // problem.pairs), problem.seq_q // _MIN_ROWS))
+        self._rows = min(-(-problem.seq_q // parts), max(_STEP_SCORES // problem.seq_k, 1))
+        self._strips = -(-problem.seq_q // self._rows)
+        self.variant = "whole matrix"
+
+    def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
+        return run_timed(self._device, [(self._problem.pairs * self._strips, self._strip)], repeat, should_stop)
+
+    def poison(self) -> None:
+        self._output.fill(np.nan)
+        if self._lse is not None:
+            self._lse.fill(np.nan)
+
+    def outputs(self) -> Outputs:
+        return Outputs(self._output, self._lse)
+
+    def close(self) -> None:
+        self._scores = np.empty(0, np.float32)
+        self._hidden = None
+
+    def _strip(self, worker: int, number: int, stopped: ShouldStop) -> None:
+        """Compute all rows of a (batch, head) pair, or a strip of them."""
+        problem, inputs = self._problem, self._inputs
+        pair, strip = divmod(number, self._strips)
+        batch, head = divmod(pair, problem.heads)
+        kv_head = head // problem.group
+        at = batch, head, slice(strip * self._rows, (strip + 1) * self._rows)
+
+        scores = self._scores[at]
+        np.matmul(inputs.q[at], inputs.k[batch, kv_head].T, out=scores)
+        scores *= self._scale
+        if problem.softcap is not None:
+            apply_softcap(scores, problem.softcap)
+        hidden = None if self._hidden is None else self._hidden[batch % len(self._hidden), at[2]]
+        if hidden is not None:
+            np.copyto(scores, -np.inf, where=hidden)
+        if stopped():
+            return
+
+        top = scores.max(axis=1, keepdims=True)
+        blind = np.zeros(len(scores), np.bool_) if hidden is None else hidden.all(axis=1)
+        top[blind] = 0
+        scores -= top
+        weights = np.exp(scores, out=scores)
+        total = weights.sum(axis=1, keepdims=True)
+        if stopped():
+            return
+
+        _weighted_means(weights, inputs.v[batch, kv_head], total, hidden, self._output[at])
+        self._output[at][blind] = 0
+        if self._lse is not None:
+            self._lse[at] = np.where(blind, -np.inf, (top + np.log(total))[:, 0])
+
+
+def _weighted_means(
+    weights: Array, values: Array, total: Array, hidden: NDArray[np.bool_] | None, out: Array
+) -> None:
+    """Write ``weights`` [rows, keys] times ``values`` [keys, head_dim_v], over ``total`` [rows, 1]."""
+    low, high = bounds(values)
+    if np.isfinite(low).all() and np.isfinite(high).all():
+        np.matmul(weights, values, out=out)
+        out /= total
+        np.clip(out, low, high, out=out)
+        return
+    values = values.copy()
+    keys, taken = take_nonfinite(values)
+    np.matmul(weights, values, out=out)
+    seen = np.ones((len(weights), len(keys)), np.bool_) if hidden is None else ~hidden[:, keys]
+    add_nonfinite(out, weights, keys, taken, seen)
+    out /= total
+
+
+def _mask_shape(problem: AttentionProblem) -> tuple[int, ...]:
+    """Return the shape of the mask: one for all batch entries unless there is a key_mask; (0,) for none."""
+    if problem.key_mask is None and not problem.causal:
+        return (0,)
+    return problem.batch if problem.key_mask is not None else 1, problem.seq_q, problem.seq_k
+
+
+def _hidden(problem: AttentionProblem) -> NDArray[np.bool_] | None:
+    """Return what each row does not see, bool [batch or 1, seq_q, seq_k]; None where every row sees every key."""
+    shape = _mask_shape(problem)
+    if len(shape) == 1:
+        return None
+    hidden = np.empty(shape, np.bool_)
+    for batch in range(len(hidden)):
+        for start in range(0, problem.seq_q, _MASK_ROWS):
+            rows = np.arange(start, min(start + _MASK_ROWS, problem.seq_q))
+            np.logical_not(visible(problem, batch, rows, 0, problem.seq_k), out=hidden[batch, rows[0] : rows[-1] + 1])
+    return hidden
