@@ -76,7 +76,7 @@ class RunRecorder:
     """
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self._rows: dict[tuple[int, str], Row] = {}
         self._started: SessionStarted | None = None
         self._samples: dict[tuple[int, str], list[Sample]] = {}
         self._reason = "unfinished"
@@ -89,11 +89,18 @@ class RunRecorder:
             case SampleBatch(case, kernel, samples):
                 self._samples.setdefault((case.index, kernel), []).extend(samples)
             case KernelSkipped() | KernelFinished() | KernelFailed():
-                self.rows.append(event.row)
+                self._rows[event.case.index, event.kernel] = event.row
             case SessionFinished(reason):
                 self._reason = reason
             case _:
                 pass
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows so far, by case and in the order the plan names the kernels, whoever finished first."""
+        names = self._started.plan.kernels if self._started else ()
+        order = {name: place for place, name in enumerate(names)}
+        return [self._rows[key] for key in sorted(self._rows, key=lambda key: (key[0], order.get(key[1], len(order))))]
 
     @property
     def series(self) -> tuple[SampleSeries, ...]:

@@ -118,7 +118,7 @@ class TestWarmUp:
         runner = script.runner(0.3)
         warm_up(runner, 2.0, clock)
         assert clock.now - 100 == pytest.approx(0.1, rel=0.1)
-        assert runner.repeats == 6
+        assert runner.repeats in (6, 7)
 
     def test_a_clock_that_stands_still_does_not_hang_it(self) -> None:
         script = Script(Clock(), 0.0)
@@ -138,9 +138,9 @@ class TestRepeats:
     @pytest.mark.parametrize("run_s", [1e-6, 5e-5, 2e-4, 9.9e-4])
     def test_short_kernels_are_repeated_until_a_sample_lasts_a_millisecond(self, run_s: float) -> None:
         repeats = choose_repeats(Script(Clock(), run_s), run_s, 1e-9)
-        assert 1e-3 <= repeats * run_s < 2e-3
+        assert 1.2e-3 <= repeats * run_s < 2e-3
 
-    @pytest.mark.parametrize("run_s", [1e-3, 0.05, 3.0])
+    @pytest.mark.parametrize("run_s", [1.25e-3, 0.05, 3.0])
     def test_longer_ones_are_not_even_tried(self, run_s: float) -> None:
         script = Script(Clock(), run_s)
         assert choose_repeats(script, run_s, 1e-9) == 1

@@ -184,21 +184,25 @@ def test_a_missing_file_is_an_oserror(tmp_path: Path) -> None:
         load(tmp_path / "none.json")
 
 
-def test_the_recorder_collects_a_session(run: RunFile, row: Row) -> None:
+def test_the_recorder_collects_a_session_and_keeps_the_plans_order(run: RunFile, row: Row) -> None:
     recorder = RunRecorder()
     assert recorder.run is None
+    run = msgspec.structs.replace(
+        run, plan=msgspec.structs.replace(run.plan, kernels=("cpu-flash", "gpu-flash", "cpu-naive"))
+    )
     case, samples = run.plan.cases[0], run.samples[0].samples
-    skipped = msgspec.structs.replace(row, kernel="a", status=Status.SKIPPED)
-    failed = msgspec.structs.replace(row, kernel="b", status=Status.FAILED)
+    skipped = msgspec.structs.replace(row, kernel="gpu-flash", status=Status.SKIPPED)
+    failed = msgspec.structs.replace(row, kernel="cpu-naive", status=Status.FAILED)
     recorder(SessionStarted(run.run_id, run.started_at, run.plan, run.environment))
     recorder(CaseStarted(case))
-    recorder(KernelSkipped(case, "a", "no", skipped))
+    recorder(KernelSkipped(case, "gpu-flash", "no", skipped))
     recorder(SampleBatch(case, "gpu-flash", samples[:1]))
-    recorder(KernelFailed(case, "b", "no", "Traceback", failed))
+    recorder(KernelFailed(case, "cpu-naive", "no", "Traceback", failed))
     recorder(SampleBatch(case, "gpu-flash", samples[1:]))
+    assert recorder.rows == [skipped, failed]
     assert recorder.run is not None
     assert recorder.run.reason == "unfinished"
-    recorder(KernelFinished(case, row.kernel, row))
+    recorder(KernelFinished(case, "cpu-flash", row))
     recorder(CaseFinished(case))
     recorder(SessionFinished("done"))
-    assert recorder.run == msgspec.structs.replace(run, results=(skipped, failed, row))
+    assert recorder.run == msgspec.structs.replace(run, results=(row, skipped, failed))
