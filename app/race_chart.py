@@ -33,7 +33,7 @@ def png(groups: Sequence[CaseRows]) -> bytes:
     application = QApplication.instance() or QApplication(_arguments())
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
-    _draw(groups).save(buffer, "PNG")
+    _draw(groups).save(buffer, b"PNG")
     del application  # had to live until here
     return bytes(buffer.data().data())
 
@@ -127,8 +127,8 @@ def _origin(row: Row) -> str:
     except ValueError:
         started = row.started_at
     return (
-        f"{started} · FlashScope {row.app_version} · numpy {row.numpy_version} ({row.blas}) · wgpu {row.wgpu_version} · "
-        f"Python {row.python_version} · {row.os} · run {row.run_id}"
+        f"{started} · FlashScope {row.app_version} · numpy {row.numpy_version} ({row.blas}) · "
+        f"wgpu {row.wgpu_version} · Python {row.python_version} · {row.os} · run {row.run_id}"
     )
 
 

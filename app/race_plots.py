@@ -274,7 +274,7 @@ class Lines(_Grid):
 
     @staticmethod
     def series(groups: Sequence[CaseRows]) -> dict[str, list[CaseRows]]:
-        """Return the cases that share a line, alike in all but the swept value and ordered by it, by what they share."""
+        """Return the cases of each line, ordered by the swept value, under what sets the line apart from the others."""
         value = _AXES[_swept(groups)]
         series: dict[str, list[CaseRows]] = {}
         for group in sorted(groups, key=value):

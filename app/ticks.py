@@ -37,7 +37,7 @@ def linear_bytes(low: float, high: float) -> Ticks:
 
 
 def logarithmic(low: float, high: float) -> Ticks:
-    """Return marks between two positive numbers for an axis of log10: powers of ten, with 2 and 5 where there is room."""
+    """Return marks between positive numbers for an axis of log10: powers of ten, and 2 and 5 where there is room."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     stride = max(1, math.ceil(math.log10(high / low) / _MOST))
     for factors in ((1, 2, 5), (1, 3), (1,)):

@@ -1,0 +1,61 @@
+"""The program's entry: commands, files to open, and one plain sentence where something cannot be done."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import typer
+
+from app.cli import COMMANDS, UsageError, command_line, open_files
+
+_BAD_USAGE = 2
+_INTERRUPTED = 130
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the program on ``words`` (default: those it was started with) and exit with its status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without ✓ shows ?, and nothing breaks
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where we were started in the background
+    _give_drivers_a_folder()
+    sys.exit(_status(sys.argv[1:] if words is None else words))
+
+
+def _give_drivers_a_folder() -> None:
+    """Set XDG_RUNTIME_DIR where it is missing, as in a container: without it Mesa and Qt complain on stderr."""
+    if sys.platform.startswith("linux") and "XDG_RUNTIME_DIR" not in os.environ:
+        folder = os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="flashscope-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _status(words: Sequence[str]) -> int:
+    try:
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            return open_files(words)
+        return command_line(words)
+    except typer.TyperException as error:
+        return _complain(error.format_message() if hasattr(error, "format_message") else str(error))
+    except UsageError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _complain(sentence: str) -> int:
+    """Print one sentence on one line and return the status of bad usage."""
+    print(" ".join(sentence.split()), file=sys.stderr)
+    return _BAD_USAGE
+
+
+if __name__ == "__main__":
+    main()

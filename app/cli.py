@@ -1,0 +1,207 @@
+"""The command line: its commands and options, and nothing of what they do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import engine
+from app import options
+from app.options import Rule, Shape
+from app.outputs import Outputs
+from engine.kernels.registry import DEFAULT_KERNELS
+
+COMMANDS = ("run", "devices", "doctor")
+_WIDTH_OF_A_FILE = 120  # where standard output is no terminal and COLUMNS does not say otherwise
+
+_cli = typer.Typer(
+    name="flashscope",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+class UsageError(Exception):
+    """The words of the command line cannot be followed; the message is one sentence for whoever typed them."""
+
+
+def command_line(words: Sequence[str]) -> int:
+    """Follow the words of a command line and return the exit status.
+
+    Raises typer.TyperException or UsageError, with one sentence, where that is not possible.
+    """
+    return _cli_command.main(args=list(words), prog_name="flashscope", standalone_mode=False) or 0
+
+
+def open_files(paths: Sequence[str]) -> int:
+    """Print the result of every saved run. Raises UsageError for a file that is none."""
+    from app.outcome import by_case
+    from app.table import print_report
+    from engine.storage import run_file
+
+    found = []
+    for path in paths:
+        if not Path(path).exists():
+            raise UsageError(f"{path!r} is neither a command ({', '.join(COMMANDS)}) nor a file")
+        try:
+            run = run_file.load(path)
+            found.append((path, by_case(run.plan, run.results)))
+        except OSError as error:
+            raise UsageError(f"{path} could not be read: {error.strerror}") from error
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    console = _console()
+    for path, groups in found:
+        if len(found) > 1:
+            console.rule(path)
+        print_report(console, groups)
+    return 0
+
+
+@_cli.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> int:
+    """FlashScope races attention kernels: checked against a float64 reference, timed, and measured in memory.
+
+    A FILE in place of a command is a run saved by `run --json`: its result is printed.
+    """
+    if version:
+        print(f"flashscope {engine.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    return 0
+
+
+@_cli.command()
+def run(
+    kernels: Annotated[str, typer.Option(metavar="A,B", help="Kernels to race.")] = ",".join(DEFAULT_KERNELS),
+    list_kernels: Annotated[bool, typer.Option("--list-kernels", help="List the kernels and exit.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, an index of `devices`, or part of a name.")] = "auto",
+    batch: Annotated[str | None, typer.Option(metavar="SWEEP", help="Batch entries.  [default: 1]")] = None,
+    heads: Annotated[str | None, typer.Option(metavar="SWEEP", help="Query heads.  [default: 8]")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key and value heads.  [default: as --heads]")] = None,
+    seq: Annotated[str | None, typer.Option(metavar="SWEEP", help="Queries.  [default: 1024]")] = None,
+    seq_k: Annotated[int | None, typer.Option(help="Keys.  [default: as --seq]")] = None,
+    head_dim: Annotated[str | None, typer.Option(metavar="SWEEP", help="Size of a head.  [default: 64]")] = None,
+    head_dim_v: Annotated[int | None, typer.Option(help="The same of V.  [default: as --head-dim]")] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Hide later keys.  [default: no-causal]")
+    ] = None,
+    window: Annotated[int | None, typer.Option(help="Keys a query sees, itself included; implies causal.")] = None,
+    softcap: Annotated[float | None, typer.Option(help="Bound of the scores, by tanh.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor of the scores.  [default: 1/√head_dim]")] = None,
+    dtype: Annotated[str, typer.Option(metavar="f32|f16", help="How tensors are stored.")] = "f32",
+    input_file: Annotated[
+        str | None,
+        typer.Option("--input", metavar="FILE", help="Tensors: .npz, .safetensors or q.npy,k.npy,v.npy, not a shape."),
+    ] = None,
+    direction: Annotated[str, typer.Option(metavar="forward", help="Direction of the pass.")] = "forward",
+    seed: Annotated[int, typer.Option(help="Seed of the tensors drawn without --input.")] = 0,
+    threads: Annotated[
+        str | None, typer.Option(metavar="SWEEP", help="Threads of the CPU kernels.  [default: all cores]")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Budget of each kernel in each case.")] = 2.0,
+    samples: Annotated[int | None, typer.Option(help="Take so many samples instead.")] = None,
+    min_samples: Annotated[int, typer.Option(help="Samples taken before the spread may end it.")] = 10,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="What a kernel may hold.  [default: half of the free RAM, 8GiB on a GPU]"),
+    ] = None,
+    checks: Annotated[bool, typer.Option("--checks/--no-checks", help="Bounds checks of our own shaders.")] = True,
+    label: Annotated[str, typer.Option(help="A name for this run in the reports.")] = "",
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the whole run, to be reopened.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture.")] = None,
+    samples_csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every raw sample.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> int:
+    """Race kernels and print who won.
+
+    A SWEEP is 512, 512,1024, 256..8192*2 or 64..256+64; several sweeps multiply.
+    """
+    if list_kernels:
+        return _list_kernels()
+    try:
+        options.check_direction(direction)
+        outputs = Outputs(csv=csv, samples_csv=samples_csv, json=json, png=png)
+        shape = Shape(
+            batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, seq_k=seq_k, head_dim=head_dim, head_dim_v=head_dim_v
+        )
+        rule = Rule(causal=causal, window=window, softcap=softcap, scale=scale, dtype=dtype)
+        plan = options.plan(
+            kernels=kernels,
+            cases=options.cases(shape, rule, input_file, threads),
+            device=device,
+            seed=seed,
+            seconds=seconds,
+            samples=samples,
+            min_samples=min_samples,
+            memory_limit=memory_limit,
+            checks=checks,
+            label=label,
+        )
+        outputs.check(options.input_paths(input_file))
+        options.check_device(device)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    from app.race import race
+
+    return race(plan, outputs, _console(quiet=quiet))
+
+
+@_cli.command()
+def devices() -> int:
+    """List the devices that kernels can run on."""
+    from app.device_report import print_devices
+    from engine.cpu import open_cpu
+    from engine.devices import DeviceInfo, DeviceUnavailable
+    from engine.gpu.device import choose, list_devices
+
+    gpus = list_devices()
+    chosen: DeviceInfo | str
+    try:
+        chosen = choose(gpus, "auto")
+    except DeviceUnavailable as error:
+        chosen = str(error)
+    with open_cpu() as cpu:
+        print_devices(_console(), gpus, cpu.info, chosen)
+    return 0
+
+
+@_cli.command()
+def doctor() -> int:
+    """Say what is missing here and what mends it."""
+    from app.device_report import print_checks
+    from engine.doctor import doctor as examine
+
+    checks = examine()
+    print_checks(_console(), checks)
+    return int(any(check.status == "missing" for check in checks))
+
+
+_cli_command = typer.main.get_command(_cli)
+
+
+def _list_kernels() -> int:
+    from engine.kernels.registry import get_kernel, kernel_names
+
+    for name in kernel_names():
+        kernel = get_kernel(name)
+        print(f"{name:<12} {kernel.summary}")
+    return 0
+
+
+def _console(*, quiet: bool = False) -> Console:
+    """Return the console of standard output; a file gets wide lines unless COLUMNS says otherwise."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
+    return Console(quiet=quiet, width=width)
