@@ -35,7 +35,7 @@ class Dispatch:
 
 
 def fold(workgroups: int, limit: int) -> tuple[int, int]:
-    """Return a near-square grid (x, y) of at least ``workgroups``, each side within ``limit``; one row where it fits."""
+    """Return a near-square grid (x, y) of at least ``workgroups``, each side within ``limit``; one row if it fits."""
     if workgroups <= limit:
         return workgroups, 1
     x = math.isqrt(workgroups - 1) + 1
@@ -147,7 +147,7 @@ class GpuClock:
         encoder.resolve_query_set(self._queries, 0, 2, self._ticks, 0)
 
     def elapsed_ms(self, wall_s: float) -> float | None:
-        """Return milliseconds between the timestamps; None where the driver's figure cannot be (0, negative, > wall)."""
+        """Return milliseconds between the timestamps; None where they cannot be right (zero, negative, over wall)."""
         begin, end = (int(t) for t in read(self._device, self._ticks, 2, np.uint64))
         elapsed = (end - begin) * self._device.timestamp_period_ns * 1e-9
         return elapsed * 1e3 if 0 < elapsed <= wall_s * 1.05 + 1e-4 else None

@@ -229,7 +229,7 @@ def _workgroup_flops(problem: AttentionProblem, variant: Variant) -> float:
     row0 = np.arange(0, problem.seq_q, variant.rows)
     first, _ = problem.key_range(row0)
     _, end = problem.key_range(np.minimum(row0 + variant.rows, problem.seq_q) - 1)
-    tiles = np.maximum(-(-end // variant.cols) - first // variant.cols, 0).mean() + 1  # 1: loading Q, storing the output
+    tiles = np.maximum(-(-end // variant.cols) - first // variant.cols, 0).mean() + 1  # 1: loading Q, storing O
     return float(2 * tiles * variant.rows * variant.cols * (variant.depth + 4 * _LANES * variant.value_groups))
 
 

@@ -1,0 +1,137 @@
+"""Submits: folded grids, pieces that cover everything once, and stopping between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.gpu import timing
+from engine.gpu.device import open_gpu
+from engine.gpu.timing import Dispatch, Runner, fold
+from engine.inputs import seeded
+from engine.kernels.registry import get_kernel
+from engine.problem import AttentionProblem
+from engine.running import Cancelled
+
+PROBLEM = AttentionProblem(heads=3, seq_q=70, head_dim=16, causal=True)
+
+
+@given(st.integers(1, 65_535**2 // 2))
+def test_a_folded_grid_holds_every_workgroup_within_the_limit(workgroups: int) -> None:
+    x, y = fold(workgroups, 65_535)
+    assert 1 <= x <= 65_535
+    assert 1 <= y <= 65_535
+    assert x * y >= workgroups
+    assert x * y - workgroups < x  # less than a row is wasted
+
+
+class FakeDevice:
+    """As much of a device as planning pieces needs."""
+
+    timestamp_period_ns = 0.0
+    limits = open_gpu().limits
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3000), st.floats(1, 1e9)), min_size=1, max_size=6),
+    st.floats(1e3, 1e13),
+)
+def test_pieces_cover_every_workgroup_once_and_in_order(work: list[tuple[int, float]], rate: float) -> None:
+    dispatches = [Dispatch(None, None, None, workgroups, cost) for workgroups, cost in work]
+    runner = Runner(FakeDevice(), dispatches)  # type: ignore[arg-type]
+    runner._rate = rate
+    position, seen = (0, 0), []
+    while position[0] < len(dispatches):
+        piece, cost, position = runner._next_piece(position)
+        assert piece
+        assert cost == pytest.approx(sum((end - first) * d.cost for d, first, end in piece))
+        assert len(piece) == 1 or cost <= rate * timing.PIECE_S * (1 + 1e-9)
+        assert len({id(d) for d, _, _ in piece}) == len(piece)  # a dispatch has one chunk a submit
+        seen += piece
+    for dispatch in dispatches:
+        mine = [(first, end) for d, first, end in seen if d is dispatch]
+        assert [first for first, _ in mine] == [0] + [end for _, end in mine[:-1]]
+        assert mine[-1][1] == dispatch.workgroups
+    order = [next(i for i, other in enumerate(dispatches) if other is d) for d, _, _ in seen]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("name", ["gpu-flash", "gpu-naive"])
+def test_many_small_pieces_give_the_bits_of_one_submit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = get_kernel(name).prepare(PROBLEM, seeded(PROBLEM, 1), open_gpu())
+    try:
+        prepared.run()
+        prepared.poison()
+        prepared.run()
+        whole = prepared.outputs().output
+        monkeypatch.setattr(timing, "WHOLE_S", 0.0)
+        monkeypatch.setattr(timing, "_GROWTH", 1.0)
+        prepared._runner._rate = 1e5  # type: ignore[attr-defined]
+        submits = count_submits(prepared, monkeypatch)
+        prepared.poison()
+        prepared.run()
+        assert len(submits) > 5
+        np.testing.assert_array_equal(prepared.outputs().output, whole)
+    finally:
+        prepared.close()
+
+
+def count_submits(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    submits: list[int] = []
+    real = prepared._runner._submit
+
+    def counted(piece: Any) -> Any:
+        submits.append(len(piece))
+        return real(piece)
+
+    monkeypatch.setattr(prepared._runner, "_submit", counted)
+    return submits
+
+
+def test_repeats_share_a_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = get_kernel("gpu-flash").prepare(PROBLEM, seeded(PROBLEM, 1), open_gpu())
+    try:
+        prepared.run()
+        monkeypatch.setattr(timing, "WHOLE_S", 1e9)
+        submits = count_submits(prepared, monkeypatch)
+        alone = prepared.run(1)
+        repeated = prepared.run(5)
+        passes = len(prepared._runner._dispatches)  # type: ignore[attr-defined]
+        assert submits == [passes, 5 * passes]
+        assert alone.wall_ms > 0
+        assert repeated.gpu_ms is None or 0 < repeated.gpu_ms
+    finally:
+        prepared.close()
+
+
+@pytest.mark.parametrize("name", ["gpu-flash", "gpu-naive"])
+def test_a_stop_ends_the_run_between_two_submits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = get_kernel(name).prepare(PROBLEM, seeded(PROBLEM, 1), open_gpu())
+    try:
+        prepared._runner._rate = 1e4  # type: ignore[attr-defined]
+        monkeypatch.setattr(timing, "_GROWTH", 1.0)
+        submits = count_submits(prepared, monkeypatch)
+        with pytest.raises(Cancelled):
+            prepared.run(should_stop=lambda: len(submits) >= 3)
+        assert len(submits) == 3
+        monkeypatch.undo()
+        prepared.run()
+        assert np.isfinite(prepared.outputs().output).all()
+    finally:
+        prepared.close()
+
+
+@pytest.mark.parametrize("ticks", [(5, 5), (9, 5), (0, 10**15)])
+def test_a_clock_that_cannot_be_right_is_not_believed(ticks: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = timing.GpuClock(open_gpu())
+    try:
+        monkeypatch.setattr(timing, "read", lambda *_: np.array(ticks, np.uint64))
+        assert clock.elapsed_ms(wall_s=0.001) is None
+        monkeypatch.setattr(timing, "read", lambda *_: np.array([0, 1000], np.uint64))
+        assert clock.elapsed_ms(wall_s=0.001) == pytest.approx(1e-3 * open_gpu().timestamp_period_ns)
+    finally:
+        clock.close()
