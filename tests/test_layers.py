@@ -71,5 +71,6 @@ def test_wgpu_is_imported_inside_functions_alone(path: Path) -> None:
 
 
 def test_the_search_for_imports_finds_them() -> None:
-    top = "import a.b\nif TYPE_CHECKING:\n    import c\nelse:\n    import d\ntry:\n    from e import f\nfinally:\n    ...\n"
+    guarded = "if TYPE_CHECKING:\n    import c\nelse:\n    import d\n"
+    top = f"import a.b\n{guarded}try:\n    from e import f\nfinally:\n    ...\n"
     assert set(module_level_imports(top + "def g():\n    import h\n")) == {"a.b", "d", "e"}
