@@ -49,9 +49,9 @@ class Peaks:
 
 def measure_gpu(device: Any) -> Peak:
     """Return a GPU's peak by multiply-add and copy shaders."""
-    from engine.gpu import peaks
+    from engine.gpu.peaks import measure
 
-    gflops, gbytes_per_s = peaks.measure(device)
+    gflops, gbytes_per_s = measure(device)
     return Peak(gflops, gbytes_per_s)
 
 
