@@ -2,4 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.devices import DeviceUnavailable
+    from engine.functional import attention
+    from engine.problem import AttentionProblem
+
 __version__ = "0.1.0"
+__all__ = ["AttentionProblem", "DeviceUnavailable", "__version__", "attention"]
+
+# name: where it lives; imported when first asked for, so that `import engine` costs nothing
+_EXPORTS = {
+    "AttentionProblem": "engine.problem",
+    "DeviceUnavailable": "engine.devices",
+    "attention": "engine.functional",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -12,6 +12,7 @@ from engine.kernels.base import Array
 from engine.problem import AttentionProblem
 
 _KEYS = 512  # keys of a tile
+_ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
 _MIN_ROWS, _MAX_ROWS = 32, 256  # query rows of a block
 
 KeyNumbers = NDArray[np.intp]
@@ -29,11 +30,19 @@ class Blocks:
 
     @classmethod
     def of(cls, problem: AttentionProblem, limits: Limits) -> Blocks:
-        """Cut so that the scores of a block and a tile take half of L2; short heads of one group share a block."""
-        most = min(max(limits.l2_bytes // 2 // (4 * _KEYS), _MIN_ROWS), _MAX_ROWS)
-        rows = min(problem.seq_q, most)
+        """Cut so that the scores of a block and a tile fit L2, with enough blocks to share out.
+
+        Short heads of one group share a block, and with it the loading of keys and values.
+        """
+        most = _MAX_ROWS
+        while most > _MIN_ROWS and (
+            most * _KEYS * 4 > limits.l2_bytes or problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS
+        ):
+            most //= 2
+        row_blocks = -(-problem.seq_q // most)
+        rows = -(-problem.seq_q // row_blocks)
         heads = max(n for n in range(1, problem.group + 1) if problem.group % n == 0 and (n == 1 or n * rows <= most))
-        return cls(rows, heads, min(problem.seq_k, _KEYS), -(-problem.seq_q // rows), problem.pairs // heads)
+        return cls(rows, heads, min(problem.seq_k, _KEYS), row_blocks, problem.pairs // heads)
 
     @property
     def count(self) -> int:

@@ -2,7 +2,7 @@
 
 A work item is a block of query rows of one head (of several whole heads of one group, where heads are short); one
 thread does it alone, from the first visible key to the last, in tiles of keys. What a thread owns, for R rows and T
-keys (R·T scores take half of L2):
+keys (R·T scores fit L2):
 
     queries [R, head_dim + 1]     keys   [T, head_dim + 1]     scores [R, T]
     sums    [R, head_dim_v + 1]   values [T, head_dim_v + 1]   tile_sums, as sums

@@ -1,8 +1,8 @@
 """cpu-naive: attention as everyone writes it in NumPy, and well: all scores, their softmax, times the values.
 
 The score matrices of all (batch, head) pairs exist at once, [batch, heads, seq_q, seq_k] in float32, and the mask is
-built once. A thread owns one pair at a time, or some rows of a pair where there are fewer pairs than threads; it
-computes all of its scores, then their softmax in place, then the product with the values. No tile is skipped.
+built once. A thread owns one pair at a time, or a strip of its rows where pairs are few; it computes all of its scores,
+then their softmax in place, then the product with the values. No tile is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from engine.running import ShouldStop, Timing, never_stop
 
 _STEP_SCORES = 1 << 24  # scores a thread computes between two looks at should_stop: 64 MiB, more than any L2 or L3
 _MASK_ROWS = 64  # rows of the mask built at a time, so that building it takes no more than keeping it
-_MIN_ROWS = 256  # a pair is shared by threads only in strips of so many rows, else BLAS slows down
+_ENOUGH_ITEMS = 8  # fewer pairs are cut into strips; not by the number of threads, so that results do not depend on it
+_MIN_ROWS = 256  # of such a strip, else BLAS slows down
 
 
 class CpuNaive(Kernel):
@@ -69,7 +70,7 @@ class _PreparedNaive(Prepared):
         self._lse: Array | None = np.empty(problem.output_shape[:3], np.float32) if want_lse else None
         self._scores: Array = np.empty((*problem.output_shape[:3], problem.seq_k), np.float32)
         self._hidden = _hidden(problem)
-        parts = max(1, min(-(-device.limits.threads // problem.pairs), problem.seq_q // _MIN_ROWS))
+        parts = max(1, min(_ENOUGH_ITEMS // problem.pairs, problem.seq_q // _MIN_ROWS))
         self._rows = min(-(-problem.seq_q // parts), max(_STEP_SCORES // problem.seq_k, 1))
         self._strips = -(-problem.seq_q // self._rows)
         self.variant = "whole matrix"
