@@ -16,11 +16,25 @@ from engine.running import Cancelled, ShouldStop, Timing, never_stop
 
 Array = NDArray[np.float32]
 
-__all__ = ["Array", "Cancelled", "Device", "Kernel", "MemoryUse", "Outputs", "Prepared", "ShouldStop", "Timing", "never_stop"]
+__all__ = [
+    "Array",
+    "Cancelled",
+    "Device",
+    "Kernel",
+    "MemoryUse",
+    "Outputs",
+    "Prepared",
+    "ShouldStop",
+    "Timing",
+    "never_stop",
+]
 
 
 class Outputs(msgspec.Struct, frozen=True):
-    """What a run left behind: ``output`` float32 [batch, heads, seq_q, head_dim_v], ``lse`` float32 [batch, heads, seq_q]."""
+    """What a run left behind.
+
+    ``output`` is float32 [batch, heads, seq_q, head_dim_v]; ``lse``, where asked for, float32 [batch, heads, seq_q].
+    """
 
     output: Array
     lse: Array | None = None
