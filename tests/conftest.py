@@ -1,4 +1,4 @@
-"""What every test stands on: no display, a private runtime folder for Mesa, and the real tensors that are at hand."""
+"""What every test stands on: no display, no deadlines, a runtime folder for Mesa, and the real tensors at hand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test fails for the time it took; in CI all runs see the same examples, so that red means the change is at fault.
+settings.register_profile(
+    "flashscope", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("flashscope")
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 if not os.environ.get("XDG_RUNTIME_DIR"):  # Mesa prints error lines without one

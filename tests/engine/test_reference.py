@@ -66,7 +66,7 @@ def problems(draw: st.DrawFn) -> AttentionProblem:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(), st.integers(0, 99))
 def test_it_is_the_plain_formula(problem: AttentionProblem, seed: int) -> None:
     inputs = seeded(problem, seed)
@@ -77,7 +77,7 @@ def test_it_is_the_plain_formula(problem: AttentionProblem, seed: int) -> None:
     assert largest == pytest.approx(expected_largest, rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(), st.data())
 def test_chosen_rows_are_the_rows_of_the_whole(problem: AttentionProblem, data: st.DataObject) -> None:
     rows = np.array(data.draw(st.lists(st.integers(0, problem.seq_q - 1), min_size=1, max_size=5)))
