@@ -1,0 +1,81 @@
+"""The four kernels under one fixture, judged by the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from engine.cpu import open_cpu
+from engine.devices import Device
+from engine.gpu.device import open_gpu
+from engine.inputs import Inputs
+from engine.kernels.base import Kernel, Outputs
+from engine.kernels.registry import DEFAULT_KERNELS, get_kernel
+from engine.measure.verify import expect, verify
+from engine.problem import AttentionProblem
+from engine.reference import reference
+
+EPS = 2.0**-23
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A kernel and the device it runs on."""
+
+    kernel: Kernel
+    device: Device
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.kernel.device_kind == "cpu"
+
+    def run(self, problem: AttentionProblem, inputs: Inputs, *, want_lse: bool = False) -> Outputs:
+        """Run once on poisoned output."""
+        assert self.kernel.supports(problem, self.device.limits) is None, problem
+        prepared = self.kernel.prepare(problem, inputs, self.device, want_lse=want_lse)
+        try:
+            prepared.poison()
+            prepared.run()
+            return prepared.outputs()
+        finally:
+            prepared.close()
+
+    def check(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
+        """Run once; output and log-sum-exp must be those of the reference, within float32 rounding."""
+        got = self.run(problem, inputs, want_lse=True)
+        verdict = verify(expect(problem, inputs), got.output)
+        assert verdict.verified, f"{self.kernel.name} on {problem}: {verdict}"
+        _, lse, largest = reference(problem, inputs)
+        finite = np.isfinite(lse)
+        assert got.lse is not None
+        np.testing.assert_array_equal(got.lse[np.isneginf(lse)], -np.inf)
+        np.testing.assert_array_equal(np.isfinite(got.lse), finite)
+        bound = 4 * EPS * (4 + largest + np.abs(lse[finite]))
+        assert (np.abs(got.lse[finite] - lse[finite]) <= bound).all(), f"{self.kernel.name} on {problem}: lse"
+        return got
+
+
+@pytest.fixture(scope="session")
+def devices() -> Iterator[dict[str, Device]]:
+    """The CPU with two threads, and the GPU, which may be Mesa's software one but must be there."""
+    with open_cpu(threads=2) as cpu:
+        yield {"cpu": cpu, "gpu": open_gpu()}
+
+
+@pytest.fixture(params=DEFAULT_KERNELS)
+def kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
+    chosen = get_kernel(request.param)
+    return Contestant(chosen, devices[chosen.device_kind])
+
+
+@pytest.fixture(params=[name for name in DEFAULT_KERNELS if name.startswith("cpu")])
+def cpu_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
+    return Contestant(get_kernel(request.param), devices["cpu"])
+
+
+@pytest.fixture(params=[name for name in DEFAULT_KERNELS if name.startswith("gpu")])
+def gpu_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
+    return Contestant(get_kernel(request.param), devices["gpu"])
