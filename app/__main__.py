@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _give_drivers_a_folder() -> None:
     """Set XDG_RUNTIME_DIR where it is missing, as in a container: without it Mesa and Qt complain on stderr."""
-    if sys.platform.startswith("linux") and "XDG_RUNTIME_DIR" not in os.environ:
+    if sys.platform.startswith("linux") and not os.environ.get("XDG_RUNTIME_DIR"):
         folder = os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="flashscope-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 

@@ -109,7 +109,12 @@ def notes(groups: Sequence[CaseRows], note: Callable[[Row], str]) -> Iterator[st
             if text := note(row):
                 where.setdefault(text, []).append(distinct(group.case, cases))
     for text, found in where.items():
-        yield text if len(found) == len(groups) else f"{text} ({'; '.join(found[:3])}{'; …' * (len(found) > 3)})"
+        yield text + cases_named(found, len(groups))
+
+
+def cases_named(found: Sequence[str], cases: int) -> str:
+    """Return which cases are meant, in brackets and no more than three, or nothing where it is all of them."""
+    return "" if len(found) == cases else f" ({'; '.join(found[:3])}{'; …' * (len(found) > 3)})"
 
 
 def message(row: Row) -> str:

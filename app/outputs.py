@@ -79,7 +79,8 @@ def _check_writable(option: str, path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    """Return why, on one line."""
+    return " ".join(((error.strerror if isinstance(error, OSError) else None) or str(error)).split())
 
 
 def _write_csv(path: Path, recorder: RunRecorder, groups: Sequence[CaseRows]) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pyqtgraph as pg
-from PySide6.QtCore import QBuffer, QIODevice, QRectF, Qt
-from PySide6.QtGui import QColor, QFont, QFontMetricsF, QImage, QPainter, QPen
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QRectF, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QImage, QImageWriter, QPainter, QPen
 from PySide6.QtWidgets import QApplication
 
 from app.outcome import CaseRows, adapters, answer, common, message, notes
@@ -33,7 +33,7 @@ def png(groups: Sequence[CaseRows]) -> bytes:
     application = QApplication.instance() or QApplication(_arguments())
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
-    _draw(groups).save(buffer, b"PNG")
+    QImageWriter(buffer, QByteArray(b"png")).write(_draw(groups))
     del application  # had to live until here
     return bytes(buffer.data().data())
 

@@ -138,7 +138,8 @@ class _Scale:
         return cls(0.0, max(known), False)
 
     def at(self, value: float) -> float:
-        return math.log10(max(value, self.low)) if self.log else value
+        inside = max(value, self.low)
+        return math.log10(inside) if self.log else inside
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -153,7 +154,7 @@ class Bars(_Grid):
         super().__init__(width, _TITLE_HEIGHT + _BAR_ROW * len(rows) + _AXIS_HEIGHT)
         panel = (width - _LABELS_WIDTH - _GAP) / 2
         self.columns((_LABELS_WIDTH, panel, _GAP, panel))
-        latency = _Scale.over([row.wall_ms_median for row in rows])
+        latency = _Scale.over([row.wall_ms_median and row.wall_ms_median + (row.wall_ms_iqr or 0) / 2 for row in rows])
         memory = _Scale.over([figure for row in rows for figure in (row.peak_bytes, row.scratch_bytes)])
         names, times, bytes_ = (
             self.view(column, ends, (-0.5, len(rows) - 0.5))

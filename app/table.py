@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from app.outcome import CaseRows, adapters, answer, common, distinct, message, notes
+from app.outcome import CaseRows, adapters, answer, cases_named, common, distinct, message, notes
 from app.units import ratio, significant, size
 from engine.results import Row, Status
 
 _GAP = "  "
 _NARROW_GAP = " "
+_MOST_LINES = 16  # of sentences or warnings; the report has them all
 _UNKNOWN = Text("–", style="dim")
 _MARKS = {
     Status.OK: ("✓", "green"),
@@ -87,14 +89,15 @@ def print_report(console: Console, groups: Sequence[CaseRows], warnings: Sequenc
     for columns in _parts(groups, console.width):
         console.print()
         _print_table(console, groups, columns)
-    cautions = dict.fromkeys([*warnings, *notes(groups, _warning)])
-    for heading, lines in (("", list(notes(groups, message))), ("Warnings", list(cautions))):
+    for heading, lines in (("", list(notes(groups, message))), ("Warnings", [*warnings, *_cautions(groups)])):
         if not lines:
             continue
         console.print()
         _say(console, Text(heading, style="yellow"))
-        for line in lines:
-            _say(console, Text("  " * bool(heading) + line))
+        shown = lines[:_MOST_LINES]
+        shown[_MOST_LINES:] = [f"… and {len(lines) - len(shown)} more, in the report"] * (len(lines) > len(shown))
+        for line in shown:
+            _say(console, Text(textwrap.fill(line, console.width, initial_indent="  ", subsequent_indent="    ")))
 
 
 def _say(console: Console, text: Text) -> None:
@@ -141,5 +144,15 @@ def _print_line(
     console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
-def _warning(row: Row) -> str:
-    return f"{row.kernel}: {row.warnings}" if row.warnings else ""
+def _cautions(groups: Sequence[CaseRows]) -> Iterator[str]:
+    """Yield every warning once, with the kernels it concerns and, unless that is all of them, the cases."""
+    cases = [group.case for group in groups]
+    kernels: dict[str, dict[str, None]] = {}
+    where: dict[str, dict[str, None]] = {}
+    for group in groups:
+        for row in group.rows:
+            for warning in filter(None, row.warnings.split("; ")):
+                kernels.setdefault(warning, {})[row.kernel] = None
+                where.setdefault(warning, {})[distinct(group.case, cases)] = None
+    for warning, concerned in kernels.items():
+        yield f"{', '.join(concerned)}: {warning}{cases_named(list(where[warning]), len(groups))}"

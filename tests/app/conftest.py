@@ -1,12 +1,14 @@
-"""Made-up races for the tests of the application: cases and rows as a session would report them."""
+"""Made-up races for the tests of the application, and the program itself, run within the test's process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from app.__main__ import main
 from app.outcome import CaseRows
 from engine.plan import Case
 from engine.problem import AttentionProblem
@@ -126,6 +128,30 @@ def sweep() -> tuple[CaseRows, ...]:
             if seq < 2048:
                 rows.append(make_row(case, kernel, wall * scale))
             else:
-                rows.append(make_row(case, kernel, status=Status.SKIPPED, message="its scores need 64 MiB, the limit is 48 MiB"))
+                message = "its scores need 64 MiB, the limit is 48 MiB"
+                rows.append(make_row(case, kernel, status=Status.SKIPPED, message=message))
         groups.append(CaseRows(case, tuple(rows)))
     return tuple(groups)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the program ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def flashscope(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Give tests the program: its words in, its status and output out."""
+
+    def run(*words: object) -> Ended:
+        with pytest.raises(SystemExit) as ending:
+            main([str(word) for word in words])
+        captured = capsys.readouterr()
+        assert isinstance(ending.value.code, int)
+        return Ended(ending.value.code, captured.out, captured.err)
+
+    return run

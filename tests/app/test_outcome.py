@@ -1,0 +1,108 @@
+"""Who won and by how much, and which rows belong to which case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.outcome import CaseRows, adapters, answer, by_case, common, distinct
+from engine.plan import Case, Plan
+from engine.problem import AttentionProblem
+from engine.results import Row, Status
+
+MakeRow = Callable[..., Row]
+CASE = Case(index=0, problem=AttentionProblem())
+
+
+def _answer(*rows: Row) -> str:
+    return answer([CaseRows(CASE, rows)])
+
+
+def test_the_fastest_of_four_is_compared_with_each(make_row: MakeRow) -> None:
+    walls = {"gpu-flash": 1.0, "gpu-naive": 4.0, "cpu-flash": 2.0, "cpu-naive": 3.0}
+    said = _answer(*(make_row(CASE, kernel, wall) for kernel, wall in walls.items()))
+    assert said == (
+        "gpu-flash is fastest: 1.00 ms, 2.00× as fast as cpu-flash, 3.00× cpu-naive and 4.00× gpu-naive (wall clock)."
+    )
+
+
+def test_medians_within_the_spread_are_level(make_row: MakeRow) -> None:
+    rows = [make_row(CASE, "cpu-flash", 1.31, wall_ms_iqr=0.05), make_row(CASE, "cpu-naive", 1.34, wall_ms_iqr=0.02)]
+    assert _answer(*rows) == (
+        "cpu-flash and cpu-naive are level: 1.31 ms and 1.34 ms, closer than their spread (wall clock)."
+    )
+
+
+def test_a_wrong_kernel_never_wins(make_row: MakeRow) -> None:
+    wrong = make_row(CASE, "gpu-flash", 0.1, status=Status.WRONG, verified=False)
+    assert _answer(wrong, make_row(CASE, "cpu-naive", 5.0)).startswith("cpu-naive took 5.00 ms")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (Status.SKIPPED, "No kernel finished with a right result."),
+        (Status.FAILED, "No kernel finished with a right result."),
+        (Status.CANCELLED, "Stopped before a kernel finished."),
+    ],
+)
+def test_no_winner(make_row: MakeRow, status: Status, said: str) -> None:
+    assert _answer(make_row(CASE, "gpu-flash", status=status)) == said
+
+
+def test_a_sweep_counts_wins(sweep: tuple[CaseRows, ...], make_row: MakeRow) -> None:
+    assert answer(sweep) == "cpu-flash is fastest in all 5 cases, by 1.40× to 84.0× over the next (wall clock)."
+    case = sweep[0].case
+    lost = CaseRows(case, (make_row(case, "cpu-naive", 1.0), make_row(case, "cpu-flash", 2.0)))
+    assert "fastest in 4 of 5 cases" in answer([lost, *sweep[1:]])
+    assert "; cpu-naive in 1 (wall clock)." in answer([lost, *sweep[1:]])
+
+
+def test_what_cases_share_and_what_sets_them_apart(sweep: tuple[CaseRows, ...]) -> None:
+    cases = [group.case for group in sweep]
+    assert common(cases) == "batch 1 · heads 4 · head_dim 64 · f32"
+    assert [distinct(case, cases) for case in cases[:2]] == ["seq 128", "seq 256"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"heads": 8, "kv_heads": 2}, "kv_heads 2"),
+        ({"seq_q": 1, "seq_k": 4096}, "seq_q 1 · seq_k 4096"),
+        ({"head_dim_v": 32}, "head_dim_v 32"),
+        ({"causal": True}, "causal"),
+        ({"window": 128}, "window 128"),
+        ({"softcap": 30.0}, "softcap 30"),
+        ({"scale": 0.0}, "scale 0"),
+        ({"dtype": "f16"}, "f16"),
+    ],
+)
+def test_every_part_of_a_problem_is_named(fields: dict[str, Any], said: str) -> None:
+    assert said in common([Case(index=0, problem=AttentionProblem(**fields))])
+
+
+def test_adapters_are_listed_once(race: CaseRows) -> None:
+    software, processor = adapters([race, race])
+    assert software.startswith("software: llvmpipe")
+    assert processor == "cpu: AMD EPYC 7B13 64-Core Processor · numpy 2.4.6, OpenBLAS 0.3.30"
+
+
+def test_rows_find_their_cases_in_the_order_of_the_plan(sweep: tuple[CaseRows, ...]) -> None:
+    kernels = ("cpu-naive", "cpu-flash", "gpu-naive", "gpu-flash")
+    plan = Plan(cases=tuple(group.case for group in sweep), kernels=kernels)
+    rows = [row for group in sweep for row in group.rows]
+    found = by_case(plan, rows)
+    assert [group.case for group in found] == list(plan.cases)
+    for group, original in zip(found, sweep, strict=True):
+        assert tuple(row.kernel for row in group.rows) == plan.kernels
+        assert set(map(id, group.rows)) == set(map(id, original.rows))
+
+
+def test_cases_without_rows_are_left_out_and_rows_without_a_case_refused(sweep: tuple[CaseRows, ...]) -> None:
+    plan = Plan(cases=tuple(group.case for group in sweep), kernels=("gpu-flash",))
+    rows = [group.rows[0] for group in sweep]
+    assert len(by_case(plan, rows[:2])) == 2
+    with pytest.raises(ValueError, match="more rows than the run's 5 cases"):
+        by_case(plan, [*rows, rows[0]])
