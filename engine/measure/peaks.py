@@ -12,7 +12,6 @@ import numpy as np
 
 from engine.blas import hold_blas
 from engine.devices import Device
-from engine.running import Cancelled
 
 _SGEMM = 768  # rows and columns: large enough for BLAS to be at its best, 0.9 GFLOP
 _COPY_BYTES = 64 << 20  # beyond the caches of all but the largest processors
@@ -40,8 +39,6 @@ class Peaks:
                 self._known[key] = (
                     measure_cpu(device.limits.threads) if device.info.adapter_type == "cpu" else measure_gpu(device)
                 )
-            except Cancelled:
-                raise
             except Exception:  # percent of peak is left empty; the kernels themselves are measured all the same
                 self._known[key] = None
         return self._known[key]

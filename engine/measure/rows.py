@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from engine.devices import Device
-from engine.measure.peaks import Peak
+from engine.measure.peaks import Peak, Peaks
 from engine.measure.sampler import SHORTEST_S
 from engine.measure.statistics import Summary, summarise
-from engine.measure.verify import Verdict
+from engine.measure.turn import Turn
 from engine.plan import Case, Plan
 from engine.problem import AttentionProblem
-from engine.results import Environment, Row, Sample, Status
+from engine.results import Environment, Row, Sample, Status, StopReason
 
 WIDE_SPREAD = 0.10
 DRIFT = 0.03
@@ -19,6 +21,7 @@ _SOUND_SHARE = 0.9  # of the samples must have a usable GPU time, for a median o
 
 _SHAPE = ("dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "head_dim_v", "causal", "window",
           "softcap", "scale")  # fmt: skip
+_JUDGED = ("verified", "max_abs_err", "max_rel_err", "recorded_output_err", "nonfinite")
 
 
 class Occasion(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,19 +56,46 @@ def blank_row(occasion: Occasion, case: Case, kernel: str, device: Device | None
     )
 
 
-def with_verdict(row: Row, verdict: Verdict) -> Row:
-    """Return the row with what the comparison with the reference found."""
-    return msgspec.structs.replace(
+def row_of(
+    occasion: Occasion,
+    case: Case,
+    turn: Turn,
+    status: Status,
+    messages: Sequence[str],
+    doubts: Sequence[str],
+    peaks: Peaks,
+) -> Row:
+    """Return a turn's row from all that is known of it so far; ``doubts`` are warnings that hold for its samples."""
+    row = blank_row(occasion, case, turn.name, turn.device, status)
+    samples = turn.runner.samples if turn.runner else []
+    warnings = list(doubts) if samples else []
+    if turn.first_run_ms is not None and row.adapter_type == "software":
+        warnings.append("software adapter: not the speed of a GPU")
+    if turn.prepared is not None:
+        warnings += turn.prepared.warnings
+        row = _with_attributes(row, turn.prepared, ("variant", "compile_ms", "upload_ms", "readback_ms"))
+    if turn.memory is not None:
+        row = _with_attributes(row, turn.memory, ("scratch_bytes", "peak_bytes"))
+    if turn.verdict is not None:
+        row = _with_attributes(row, turn.verdict, _JUDGED)
+        if turn.verdict.nonfinite:
+            warnings.append(f"non-finite values in {turn.verdict.nonfinite} output rows")
+    stopped = {Status.FAILED: StopReason.FAILED, Status.CANCELLED: StopReason.CANCELLED}
+    row = msgspec.structs.replace(
         row,
-        verified=verdict.verified,
-        max_abs_err=verdict.max_abs_err,
-        max_rel_err=verdict.max_rel_err,
-        recorded_output_err=verdict.recorded_output_err,
-        nonfinite=verdict.nonfinite,
+        message="; ".join(filter(None, messages)),
+        warnings="; ".join(warnings),
+        stop_reason=stopped.get(status, turn.runner.stopped if turn.runner else None),
+        first_run_ms=turn.first_run_ms,
+        predicted_bytes=turn.predicted_bytes,
+        process_peak_bytes=turn.process_peak_bytes,
     )
+    if samples and turn.device is not None:
+        row = with_samples(row, case.problem, samples, peaks.of(turn.device))
+    return row
 
 
-def with_samples(row: Row, problem: AttentionProblem, samples: list[Sample], peak: Peak | None) -> Row:
+def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample], peak: Peak | None) -> Row:
     """Return the row with the statistics of at least one sample, and what they make of the device's peak.
 
     Rates come from the GPU clock where it is sound, else from wall time; a GPU without a sound clock is warned of.
@@ -111,7 +141,11 @@ def with_speedup(row: Row, naive: Row | None) -> Row:
     return msgspec.structs.replace(row, speedup_vs_naive=naive.wall_ms_median / row.wall_ms_median)
 
 
-def _gpu_clock(samples: list[Sample]) -> Summary | None:
+def _with_attributes(row: Row, source: object, names: Sequence[str]) -> Row:
+    return msgspec.structs.replace(row, **{name: getattr(source, name) for name in names})
+
+
+def _gpu_clock(samples: Sequence[Sample]) -> Summary | None:
     times = [sample.gpu_ms for sample in samples if sample.gpu_ms is not None]
     return summarise(times) if times and len(times) >= _SOUND_SHARE * len(samples) else None
 

@@ -14,7 +14,7 @@ from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.reference import reference
 
-AFFORDABLE_SCORES = 1 << 24  # float64 scores computed per case: under a second on two cores
+AFFORDABLE_SCORES = 1 << 24  # float64 scores, or outputs, computed per case: under a second on two cores
 MIN_ROWS = 8  # compared however long the sequence is
 _TILES = (16, 32, 64)
 _EPS = 2.0**-23
@@ -103,7 +103,7 @@ def rows_to_compare(problem: AttentionProblem, seed: int) -> NDArray[np.int64]:
     16, 32 or 64, and its neighbours), where kernels go wrong.
     """
     n = problem.seq_q
-    count = max(MIN_ROWS, AFFORDABLE_SCORES // (problem.pairs * problem.seq_k))
+    count = max(MIN_ROWS, AFFORDABLE_SCORES // (problem.pairs * max(problem.seq_k, problem.head_dim_v)))
     if count >= n:
         return np.arange(n)
     rng = np.random.default_rng(seed)

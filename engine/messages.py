@@ -1,0 +1,17 @@
+"""Errors as one line of text for the person in front."""
+
+from __future__ import annotations
+
+_LONGEST = 300  # characters that a report repeats; the log has the whole error
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error as one line, with its type where the text alone would not tell what happened."""
+    text = " ".join(str(error).split())
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}…"
+    if isinstance(error, MemoryError):
+        return f"out of memory: {text}" if text else "out of memory"
+    if text and isinstance(error, (ValueError, RuntimeError, OSError)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
