@@ -161,7 +161,9 @@ def _answer_for_sweep(rankings: list[list[tuple[float, Row]]], cases: int) -> st
     wins = Counter(ranking[0][1].kernel for ranking in rankings).most_common()
     champion, count = wins[0]
     leads = [ranking[1][0] / ranking[0][0] for ranking in rankings if ranking[0][1].kernel == champion and ranking[1:]]
-    scope = f"all {cases} cases" if count == cases else f"{count} of {cases} cases"
+    scope = f"{count} of {cases} cases"
+    if count == cases:
+        scope = "both cases" if cases == 2 else f"all {cases} cases"
     span = dict.fromkeys(ratio(lead) for lead in (min(leads), max(leads))) if leads else ()
     by = f", by {' to '.join(span)} over the next" if span else ""
     others = "".join(f"; {kernel} in {number}" for kernel, number in wins[1:])

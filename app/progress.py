@@ -28,7 +28,7 @@ class LiveProgress:
             console=console,
             refresh_per_second=4,
             transient=True,
-            disable=not console.is_terminal,
+            disable=console.quiet or not console.is_terminal,
         )
         self._task = self._bar.add_task("starting", total=None, left="")
         self._cases: tuple[Case, ...] = ()

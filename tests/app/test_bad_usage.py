@@ -105,9 +105,9 @@ def test_bad_labels(flashscope: Program, label: str) -> None:
     refused(flashscope("run", "--label", label), "--label")
 
 
-@pytest.mark.parametrize("option", "--batch --heads --kv-heads --seq --seq-k --head-dim --head-dim-v".split())
-def test_a_shape_clashes_with_an_input(flashscope: Program, sample_file: Path, option: str) -> None:
-    refused(flashscope("run", "--input", sample_file, option, "4"), option, "--input")
+@pytest.mark.parametrize("name", ["batch", "heads", "kv-heads", "seq", "seq-k", "head-dim", "head-dim-v"])
+def test_a_shape_clashes_with_an_input(flashscope: Program, sample_file: Path, name: str) -> None:
+    refused(flashscope("run", "--input", sample_file, f"--{name}", "4"), f"--{name}", "--input")
 
 
 def test_a_pickle_is_refused(flashscope: Program, tmp_path: Path) -> None:

@@ -106,3 +106,7 @@ def test_cases_without_rows_are_left_out_and_rows_without_a_case_refused(sweep: 
     assert len(by_case(plan, rows[:2])) == 2
     with pytest.raises(ValueError, match="more rows than the run's 5 cases"):
         by_case(plan, [*rows, rows[0]])
+
+
+def test_two_cases_are_both(sweep: tuple[CaseRows, ...]) -> None:
+    assert answer(sweep[:2]).startswith("cpu-flash is fastest in both cases, by 1.40× over the next")

@@ -112,7 +112,7 @@ def test_qt_is_loaded_for_the_picture_alone(tmp_path: Path, more: tuple[str, ...
     assert "\x1b" not in out
 
 
-LONG = "run --kernels cpu-naive,cpu-flash --seq 1024 --heads 4 --threads 1 --samples 1000000 --seconds 60".split()
+LONG = ("run", "--kernels", "cpu-naive,cpu-flash", "--seq", "1024", "--heads", "4", "--threads", "1", "--seconds", "60")
 
 # The program, with a line printed whenever samples arrive, and SIGINT ignored as in the background of a script.
 WATCHED = """
