@@ -158,16 +158,22 @@ def _answer_for_case(ranking: list[tuple[float, Row]]) -> str:
 
 
 def _answer_for_sweep(rankings: list[list[tuple[float, Row]]], cases: int) -> str:
-    wins = Counter(ranking[0][1].kernel for ranking in rankings).most_common()
-    champion, count = wins[0]
-    leads = [ranking[1][0] / ranking[0][0] for ranking in rankings if ranking[0][1].kernel == champion and ranking[1:]]
-    scope = f"{count} of {cases} cases"
-    if count == cases:
-        scope = "both cases" if cases == 2 else f"all {cases} cases"
+    clear = [ranking for ranking in rankings if not (ranking[1:] and _level(*ranking[:2]))]
+    level = len(rankings) - len(clear)
+    if not clear:
+        return f"No kernel is clearly fastest: the best are level in {_cases(level, cases)} (wall clock)."
+    (champion, count), *others = Counter(ranking[0][1].kernel for ranking in clear).most_common()
+    leads = [ranking[1][0] / ranking[0][0] for ranking in clear if ranking[0][1].kernel == champion and ranking[1:]]
     span = dict.fromkeys(ratio(lead) for lead in (min(leads), max(leads))) if leads else ()
     by = f", by {' to '.join(span)} over the next" if span else ""
-    others = "".join(f"; {kernel} in {number}" for kernel, number in wins[1:])
-    return f"{champion} is fastest in {scope}{by}{others} (wall clock)."
+    rest = [f"; {kernel} in {number}" for kernel, number in others] + [f"; level in {level}"] * (level > 0)
+    return f"{champion} is fastest in {_cases(count, cases)}{by}{''.join(rest)} (wall clock)."
+
+
+def _cases(count: int, cases: int) -> str:
+    if count < cases:
+        return f"{count} of {cases} cases"
+    return "both cases" if cases == 2 else f"all {cases} cases"
 
 
 def _level(first: tuple[float, Row], other: tuple[float, Row]) -> bool:

@@ -110,3 +110,11 @@ def test_cases_without_rows_are_left_out_and_rows_without_a_case_refused(sweep: 
 
 def test_two_cases_are_both(sweep: tuple[CaseRows, ...]) -> None:
     assert answer(sweep[:2]).startswith("cpu-flash is fastest in both cases, by 1.40× over the next")
+
+
+def test_a_lead_within_the_spread_is_no_win(sweep: tuple[CaseRows, ...], make_row: MakeRow) -> None:
+    case = sweep[0].case
+    level = CaseRows(case, (make_row(case, "cpu-naive", 1.0), make_row(case, "cpu-flash", 1.01)))
+    said = answer([level, *sweep[1:]])
+    assert said.startswith("cpu-flash is fastest in 4 of 5 cases, by 1.40× to 84.0× over the next; level in 1 (wall")
+    assert answer([level, level]) == "No kernel is clearly fastest: the best are level in both cases (wall clock)."
