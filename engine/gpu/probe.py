@@ -6,28 +6,27 @@ from typing import Any
 
 import numpy as np
 
-LANES = 8  # lanes that a kernel reduces over with shuffles
+MIN_LANES = 8  # fewer are not worth a shuffle
 _THREADS = 32
+_MASKS = (1, 2, 4, 8, 16)
 _SOURCE = f"""
-@group(0) @binding(0) var<storage, read_write> found: array<u32, {_THREADS * 4}>;
+@group(0) @binding(0) var<storage, read_write> found: array<array<u32, {len(_MASKS) + 1}>, {_THREADS}>;
 
 @compute @workgroup_size({_THREADS})
 fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) size: u32) {{
-    found[lane * 4u] = size;
-    found[lane * 4u + 1u] = subgroupShuffleXor(lane, 1u);
-    found[lane * 4u + 2u] = subgroupShuffleXor(lane, 2u);
-    found[lane * 4u + 3u] = subgroupShuffleXor(lane, 4u);
+    found[lane][0] = size;
+    {"".join(f"found[lane][{i}] = subgroupShuffleXor(lane, {mask}u);" for i, mask in enumerate(_MASKS, 1))}
 }}
 """
 
 
 def subgroup_size(device: Any) -> int:
-    """Return the subgroup size in lanes, 0 where shuffles cannot serve to reduce over 8 neighbouring threads.
+    """Return the subgroup size in lanes, 0 where shuffles cannot serve to reduce over neighbouring threads.
 
     ``device`` is a raw wgpu device with the ``subgroup`` feature. The size counts as usable when it is at least 8 and
-    shuffles within 8 lanes meet the neighbours by local index (a driver may map threads to lanes as it likes).
+    shuffles meet the neighbours by local index (a driver may map threads to lanes as it likes).
     """
-    buffer = device.create_buffer(size=_THREADS * 16, usage=128 | 4)  # STORAGE | COPY_SRC
+    buffer = device.create_buffer(size=_THREADS * 4 * (len(_MASKS) + 1), usage=128 | 4)  # STORAGE | COPY_SRC
     try:
         pipeline = device.create_compute_pipeline(
             layout="auto", compute={"module": device.create_shader_module(code=_SOURCE), "entry_point": "main"}
@@ -43,12 +42,12 @@ def subgroup_size(device: Any) -> int:
         compute.dispatch_workgroups(1)
         compute.end()
         device.queue.submit([encoder.finish()])
-        found = np.frombuffer(device.queue.read_buffer(buffer), np.uint32).reshape(_THREADS, 4)
+        found = np.frombuffer(device.queue.read_buffer(buffer), np.uint32).reshape(_THREADS, -1)
     except Exception:  # a driver that names the feature and cannot compile it: do without
         return 0
     finally:
         buffer.destroy()
-    lane = np.arange(_THREADS)
-    neighbours = all((found[:, i] == lane ^ mask).all() for i, mask in ((1, 1), (2, 2), (3, 4)))
     size = int(found[:, 0].min())
-    return size if neighbours and size >= LANES else 0
+    lane = np.arange(_THREADS)
+    neighbours = all((found[:, i] == lane ^ mask).all() for i, mask in enumerate(_MASKS, 1) if mask < size)
+    return size if neighbours and size >= MIN_LANES else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # A desktop resets a GPU whose dispatch runs for about 2 s, and stutters long before: keep a submit under 100 ms.
 PIECE_S = 0.04  # aimed at by a piece; the dearest workgroups of a causal problem cost twice the average
 WHOLE_S = 0.08  # a run, or all its repeats, up to this long goes in one submit
-_FIRST_RATE = {True: 2e8, False: 1e11}  # flop/s assumed before anything is measured, by "is software"
-_GROWTH = 4.0  # at most, from one piece to the next
+_FIRST_FLOPS = {True: 2e8, False: 1e11}  # flop/s assumed before anything is measured, by "is software"
+_GROWTH = 4.0  # of the rate, at most, from one piece to the next
 
 
 @dataclass
@@ -31,7 +31,8 @@ class Dispatch:
     chunk: Any
     workgroups: int
     cost: float  # flop of an average workgroup
-    written: tuple[int, int] | None = field(default=None, repr=False)
+    rate: float = 0.0  # workgroups per second, as last measured
+    written: tuple[int, int] | None = None  # what ``chunk`` holds
 
 
 def fold(workgroups: int, limit: int) -> tuple[int, int]:
@@ -48,62 +49,46 @@ class Runner:
     def __init__(self, device: GpuDevice, dispatches: list[Dispatch]) -> None:
         self._device = device
         self._dispatches = dispatches
-        self._rate = _FIRST_RATE[device.limits.software]
-        self._whole_s: float | None = None
+        for dispatch in dispatches:
+            dispatch.rate = _FIRST_FLOPS[device.limits.software] / dispatch.cost
+        self._whole_s: float | None = None  # the last whole run
         self.longest_submit_s = 0.0
         self._clock = GpuClock(device) if device.timestamp_period_ns else None
 
     def run(self, repeat: int, should_stop: ShouldStop = never_stop) -> Timing:
         """Run everything ``repeat`` times; milliseconds of all submits together, by both clocks."""
-        everything = [(d, 0, d.workgroups) for d in self._dispatches]
         if self._whole_s is not None and self._whole_s * repeat <= WHOLE_S:
             if should_stop():
                 raise Cancelled
-            wall, gpu = self._submit(everything * repeat)
-            return Timing(wall_ms=wall * 1e3, gpu_ms=gpu)
-        wall_s, gpu_ms = 0.0, 0.0 if self._clock else None
+            wall_s, gpu_ms = self._submit([(d, 0, d.workgroups) for d in self._dispatches] * repeat)
+            return Timing(wall_ms=wall_s * 1e3, gpu_ms=gpu_ms)
+        total = Timing(wall_ms=0.0, gpu_ms=0.0 if self._clock else None)
         for _ in range(repeat):
-            run_s = 0.0
-            position = (0, 0)
-            while position[0] < len(self._dispatches):
+            run = self._run_in_pieces(should_stop)
+            self._whole_s = run.wall_ms / 1e3
+            both = None if total.gpu_ms is None or run.gpu_ms is None else total.gpu_ms + run.gpu_ms
+            total = Timing(wall_ms=total.wall_ms + run.wall_ms, gpu_ms=both)
+        return total
+
+    def _run_in_pieces(self, should_stop: ShouldStop) -> Timing:
+        wall_ms, gpu_ms = 0.0, 0.0 if self._clock else None
+        for dispatch in self._dispatches:
+            first = 0
+            while first < dispatch.workgroups:
                 if should_stop():
                     raise Cancelled
-                piece, cost, position = self._next_piece(position)
-                wall, gpu = self._submit(piece)
-                run_s += wall
-                gpu_ms = None if gpu is None or gpu_ms is None else gpu_ms + gpu
-                self._rate = min(cost / max(wall, 1e-6), self._rate * _GROWTH)
-            wall_s += run_s
-            self._whole_s = run_s
-        return Timing(wall_ms=wall_s * 1e3, gpu_ms=gpu_ms)
+                end = min(first + max(1, int(dispatch.rate * PIECE_S)), dispatch.workgroups)
+                wall_s, piece_ms = self._submit([(dispatch, first, end)])
+                wall_ms += wall_s * 1e3
+                gpu_ms = None if gpu_ms is None or piece_ms is None else gpu_ms + piece_ms
+                dispatch.rate = min((end - first) / max(wall_s, 1e-6), dispatch.rate * _GROWTH)
+                first = end
+        return Timing(wall_ms=wall_ms, gpu_ms=gpu_ms)
 
     def close(self) -> None:
         """Free the clock's buffers."""
         if self._clock:
             self._clock.close()
-
-    def _next_piece(
-        self, position: tuple[int, int]
-    ) -> tuple[list[tuple[Dispatch, int, int]], float, tuple[int, int]]:
-        """Return (what to submit, its cost in flop, where to go on) for one piece that starts at ``position``."""
-        index, first = position
-        left = self._rate * PIECE_S
-        piece: list[tuple[Dispatch, int, int]] = []
-        cost = 0.0
-        while index < len(self._dispatches):
-            dispatch = self._dispatches[index]
-            count = min(dispatch.workgroups - first, int(left / dispatch.cost))
-            if count < 1:
-                if piece:
-                    break
-                count = 1
-            piece.append((dispatch, first, first + count))
-            cost += count * dispatch.cost
-            left -= count * dispatch.cost
-            index, first = (index + 1, 0) if first + count == dispatch.workgroups else (index, first + count)
-            if first:
-                break
-        return piece, cost, (index, first)
 
     def _submit(self, piece: list[tuple[Dispatch, int, int]]) -> tuple[float, float | None]:
         device = self._device

@@ -50,9 +50,10 @@ def test_every_head_dim_finds_a_variant_within_the_workgroup_memory(
         assert variant.threads <= device.workgroup_threads
         assert variant.depth >= variant.depth_stored(head_dim) >= head_dim
         assert variant.depth % variant.unroll == 0
-        assert variant.cols % variant.value_unroll == 0
-        assert 32 * variant.value_groups >= head_dim
+        assert variant.lanes % variant.value_unroll == 0
+        assert 4 * variant.value_stride >= head_dim
         assert variant.subgroups == (subgroup_size >= 8)
+        assert not variant.subgroups or variant.lanes <= subgroup_size
 
 
 def test_the_count_of_workgroup_memory_is_what_the_shader_declares() -> None:
