@@ -8,19 +8,24 @@ from numpy.typing import NDArray
 from engine.inputs import Inputs
 from engine.masks import visible, without_hidden_garbage
 from engine.problem import AttentionProblem
+from engine.running import Cancelled, ShouldStop, never_stop
 
 _BLOCK_SCORES = 1 << 22  # float64 scores held at once: 32 MiB
 
 
 def reference(
-    problem: AttentionProblem, inputs: Inputs, rows: NDArray[np.int64] | None = None
+    problem: AttentionProblem,
+    inputs: Inputs,
+    rows: NDArray[np.int64] | None = None,
+    should_stop: ShouldStop = never_stop,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Return float64 ``(output, lse, largest)`` for the chosen query rows of every (batch, head) pair.
 
     ``rows`` holds query indices (default all). ``output`` is [batch, heads, len(rows), head_dim_v], ``lse`` (natural
     log) [batch, heads, len(rows)]. ``largest`` is the greatest ``|scale| · Σ|q_d · k_d|`` over the visible pairs that
     were compared: float32 scores can be no better than rounding relative to it. A row that sees no key gives 0 and
-    -inf. Non-finite input propagates as IEEE arithmetic has it, to the rows that see it and to no other.
+    -inf. Non-finite input propagates as IEEE arithmetic has it, to the rows that see it and to no other. Raises
+    Cancelled when ``should_stop``, asked between blocks, answers True.
     """
     inputs = without_hidden_garbage(problem, inputs)
     rows = np.arange(problem.seq_q) if rows is None else np.asarray(rows, np.int64)
@@ -38,6 +43,8 @@ def reference(
                     continue
                 seen = visible(problem, b, block, lo, hi)
                 for h in range(problem.heads):
+                    if should_stop():
+                        raise Cancelled
                     k = inputs.k[b, h // problem.group, lo:hi].astype(np.float64)
                     v = inputs.v[b, h // problem.group, lo:hi].astype(np.float64)
                     q = inputs.q[b, h, block].astype(np.float64)

@@ -144,7 +144,9 @@ class _Session:
             return
         try:
             given = _inputs(case, self._plan.seed)
-            expected = expect(case.problem, given, self._plan.seed)
+            expected = expect(case.problem, given, self._plan.seed, self._should_stop)
+        except Cancelled:
+            raise
         except Exception as error:
             for turn in self._open_turns():
                 self._fail(case, turn, error)

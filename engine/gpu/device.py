@@ -8,6 +8,8 @@ import time
 from functools import cache
 from typing import Any
 
+import psutil
+
 from engine.devices import AdapterType, Device, DeviceInfo, DeviceUnavailable, Limits
 from engine.gpu.probe import subgroup_size
 
@@ -63,13 +65,18 @@ def choose(devices: list[DeviceInfo], selector: str) -> DeviceInfo:
 def open_gpu(selector: str = "auto", memory_bytes: int | None = None, checks: bool = True) -> GpuDevice:
     """Return the opened device for ``selector``, one per process and adapter: a device leaks a little when dropped.
 
-    ``memory_bytes`` is what one kernel may hold (default 8 GiB). With ``checks`` off our own shaders are compiled
-    without bounds checks. Raises DeviceUnavailable with what to install, ValueError for an unknown selector.
+    ``memory_bytes`` is what one kernel may hold (default 8 GiB, but on a software adapter, whose memory is the
+    machine's, no more than half of the free RAM). With ``checks`` off our own shaders are compiled without bounds
+    checks. Raises DeviceUnavailable with what to install, ValueError for an unknown selector.
     """
     chosen = choose(list_devices(), selector)
     assert chosen.index is not None
     device = _open(chosen.index)
-    device.configure(memory_bytes or DEFAULT_MEMORY_BYTES, checks)
+    if memory_bytes is None:
+        memory_bytes = DEFAULT_MEMORY_BYTES
+        if device.limits.software:
+            memory_bytes = min(memory_bytes, psutil.virtual_memory().available // 2)
+    device.configure(memory_bytes, checks)
     return device
 
 

@@ -13,6 +13,7 @@ from engine.inputs import Inputs
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.reference import reference
+from engine.running import ShouldStop, never_stop
 
 AFFORDABLE_SCORES = 1 << 23  # float64 scores, or outputs, computed per case: about half a second on two cores
 MIN_ROWS = 8  # compared however long the sequence is
@@ -53,15 +54,18 @@ class Expected:
     recorded: NDArray[np.float32] | None
 
 
-def expect(problem: AttentionProblem, inputs: Inputs, seed: int = 0) -> Expected:
+def expect(
+    problem: AttentionProblem, inputs: Inputs, seed: int = 0, should_stop: ShouldStop = never_stop
+) -> Expected:
     """Compute what every kernel must give: all rows while that is affordable, else a seeded sample of them.
 
     The bound is ``max|v| · 2⁻²³ · (4 + A/2)`` with A the largest ``|scale| · Σ|q_d·k_d|``: float32 rounding of the
-    scores cannot do better. Float16 storage adds ``max|v| · 2⁻¹⁰``; its inputs are already rounded.
+    scores cannot do better. Float16 storage adds ``max|v| · 2⁻¹⁰``; its inputs are already rounded. Raises
+    Cancelled when ``should_stop`` answers True on the way.
     """
     inputs = without_hidden_garbage(problem, inputs)
     rows = rows_to_compare(problem, seed)
-    output, _, largest = reference(problem, inputs, rows)
+    output, _, largest = reference(problem, inputs, rows, should_stop)
     bound = _max_visible_v(problem, inputs) * (
         _EPS * (4 + largest / 2) + (_HALF_EPS if problem.dtype == "f16" else 0.0)
     )

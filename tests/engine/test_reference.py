@@ -15,6 +15,7 @@ from engine import reference as reference_module
 from engine.inputs import Inputs, as_inputs, load, problem_for, seeded
 from engine.problem import AttentionProblem
 from engine.reference import reference
+from engine.running import Cancelled
 
 F64 = NDArray[np.float64]
 
@@ -221,3 +222,16 @@ def test_causal_is_aligned_with_the_last_key(seq_q: int, seq_k: int) -> None:
         reference(last, Inputs(inputs.q[:, :, -1:], inputs.k, inputs.v))[0],
         rtol=1e-12,
     )
+
+
+def test_a_stop_ends_it_between_two_blocks() -> None:
+    problem = AttentionProblem(batch=2, heads=3, seq_q=8, head_dim=4)
+    asked: list[int] = []
+
+    def should_stop() -> bool:
+        asked.append(1)
+        return len(asked) == 4
+
+    with pytest.raises(Cancelled):
+        reference(problem, seeded(problem, 0), should_stop=should_stop)
+    assert len(asked) == 4

@@ -58,7 +58,7 @@ def test_this_machine_lists_the_device_that_auto_opens_first() -> None:
 
 def test_the_memory_limit_is_the_callers() -> None:
     assert open_gpu(memory_bytes=123 << 20).limits.memory_bytes == 123 << 20
-    assert open_gpu().limits.memory_bytes == 8 << 30
+    assert 123 << 20 < open_gpu().limits.memory_bytes <= 8 << 30
 
 
 def test_without_a_vulkan_driver_auto_says_what_to_install() -> None:
