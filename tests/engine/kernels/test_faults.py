@@ -23,9 +23,8 @@ def near(shape: tuple[int, ...], centre: float, spread: float, seed: int) -> Arr
 
 
 def constant(problem: AttentionProblem, q: float, k: float, seed: int = 0) -> Inputs:
-    return Inputs(
-        np.full(problem.q_shape, q, np.float32), np.full(problem.k_shape, k, np.float32), near(problem.v_shape, 0, 1, seed)
-    )
+    queries, keys = np.full(problem.q_shape, q, np.float32), np.full(problem.k_shape, k, np.float32)
+    return Inputs(queries, keys, near(problem.v_shape, 0, 1, seed))
 
 
 def hide(problem_keys: int, *hidden: Any, batch: int = 1) -> NDArray[np.bool_]:

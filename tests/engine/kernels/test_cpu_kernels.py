@@ -1,0 +1,214 @@
+"""What the CPU kernels hold, how they stop, and what they leave as they found it."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.blas import blas_threads, hold_blas
+from engine.cpu import CpuDevice, open_cpu
+from engine.devices import Limits
+from engine.inputs import Inputs, seeded
+from engine.kernels import cpu_flash
+from engine.kernels.registry import get_kernel
+from engine.measure.memory import traced
+from engine.problem import AttentionProblem
+from engine.running import Cancelled
+
+MIB = 1 << 20
+NAMES = ("cpu-flash", "cpu-naive")
+
+
+def traced_peak(name: str, problem: AttentionProblem, device: CpuDevice, stop_after: int | None = None) -> int:
+    """Bytes held at the peak of prepare and a run (to its end, or to the given look at should_stop), input included."""
+    inputs = seeded(problem, 0)
+    looks = 0
+
+    def should_stop() -> bool:
+        nonlocal looks
+        looks += 1
+        return stop_after is not None and looks > stop_after
+
+    with traced() as seen:
+        prepared = get_kernel(name).prepare(problem, inputs, device)
+        try:
+            prepared.run(should_stop=should_stop)
+        except Cancelled:
+            assert stop_after is not None
+        finally:
+            prepared.close()
+    return seen.peak_bytes + inputs.q.nbytes + inputs.k.nbytes + inputs.v.nbytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 4, "seq_q": 1024},
+        {"heads": 4, "seq_q": 700, "causal": True, "head_dim": 128},
+        {"batch": 2, "heads": 8, "kv_heads": 2, "seq_q": 40, "seq_k": 900, "head_dim": 256, "head_dim_v": 16},
+        {"batch": 2, "heads": 2, "seq_q": 300, "seq_k": 3000, "key_mask": np.arange(6000).reshape(2, 3000) % 3 > 0},
+        {"heads": 8, "kv_heads": 1, "seq_q": 1, "seq_k": 20_000},
+        {"heads": 2, "seq_q": 600, "window": 100, "softcap": 10.0, "head_dim": 80},
+        {"heads": 1, "seq_q": 7, "head_dim": 3},
+    ],
+    ids=["plain", "causal", "grouped", "key_mask", "decode", "window", "tiny"],
+)
+def test_memory_is_what_was_predicted(name: str, options: dict[str, Any]) -> None:
+    problem = AttentionProblem(**options)
+    with open_cpu(threads=2) as device:
+        predicted = get_kernel(name).predict(problem, device.limits)
+        held = traced_peak(name, problem, device)
+    assert abs(held - predicted) <= max(0.05 * predicted, 256 << 10), (held, predicted)
+
+
+@pytest.mark.parametrize(("seq", "heads", "most"), [(16_384, 1, 16 * MIB), (65_536, 8, 32 * MIB)])
+def test_scratch_of_flash_does_not_grow_with_the_sequence(seq: int, heads: int, most: int) -> None:
+    """The largest L2 there is must not matter either; the run is stopped when every buffer has been in use."""
+    problem = AttentionProblem(heads=heads, seq_q=seq, head_dim=16, causal=True)
+    with open_cpu(threads=2) as device:
+        device.limits = Limits(memory_bytes=1 << 40, threads=2, l2_bytes=64 * MIB)
+        scratch = get_kernel("cpu-flash").predict(problem, device.limits) - problem.tensor_bytes
+        held = traced_peak("cpu-flash", problem, device, stop_after=heads + 8) - problem.tensor_bytes
+    assert scratch < most
+    assert held < most
+    short = AttentionProblem(heads=heads, seq_q=4096, head_dim=16, causal=True)
+    assert scratch == get_kernel("cpu-flash").predict(short, device.limits) - short.tensor_bytes
+
+
+def test_naive_holds_all_score_matrices_at_once() -> None:
+    problem = AttentionProblem(batch=2, heads=3, seq_q=100, seq_k=200, head_dim=8)
+    with open_cpu(threads=1) as device:
+        held = traced_peak("cpu-naive", problem, device)
+    assert held >= problem.tensor_bytes + problem.score_bytes
+
+
+@pytest.mark.parametrize(("name", "words"), [("cpu-naive", "score matrices"), ("cpu-flash", "tiles")])
+def test_what_does_not_fit_is_refused_with_both_figures(name: str, words: str) -> None:
+    problem = AttentionProblem(heads=8, seq_q=16_384)
+    reason = get_kernel(name).supports(problem, Limits(memory_bytes=100 * MIB, threads=2, l2_bytes=MIB))
+    assert reason is not None
+    assert words in reason
+    assert "100.0 MiB" in reason
+    assert ("8.1 GiB" if name == "cpu-naive" else "130.0 MiB") in reason
+
+
+def test_work_buffers_are_kept_from_run_to_run(cpu_kernel) -> None:
+    problem = AttentionProblem(heads=2, seq_q=512, head_dim=64)
+    prepared = cpu_kernel.kernel.prepare(problem, seeded(problem, 0), cpu_kernel.device)
+    prepared.run()
+    tracemalloc.start()
+    try:
+        prepared.run(repeat=2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        prepared.close()
+    assert peak < 256 << 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_stops_in_the_middle(name: str) -> None:
+    problem = AttentionProblem(heads=8, seq_q=600, head_dim=16)
+    looks = iter(range(100))
+    with open_cpu(threads=1) as device:
+        prepared = get_kernel(name).prepare(problem, seeded(problem, 0), device)
+        prepared.poison()
+        with pytest.raises(Cancelled):
+            prepared.run(should_stop=lambda: next(looks) >= 12)
+        unfinished = np.isnan(prepared.outputs().output)
+        prepared.close()
+    assert unfinished.any()
+    assert next(looks) == 13  # nobody asked again
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 1, "seq_q": 1030, "head_dim": 33},
+        {"heads": 1, "seq_q": 600, "seq_k": 513, "causal": True},
+        {"heads": 6, "kv_heads": 2, "seq_q": 130, "seq_k": 65, "head_dim": 20, "window": 40},
+    ],
+)
+def test_results_do_not_depend_on_the_number_of_threads(name: str, options: dict[str, Any]) -> None:
+    problem = AttentionProblem(**options)
+    inputs = seeded(problem, 3)
+    results = []
+    for threads in (1, 2, 5):
+        with open_cpu(threads) as device:
+            prepared = get_kernel(name).prepare(problem, inputs, device, want_lse=True)
+            prepared.run()
+            results.append(prepared.outputs())
+            prepared.close()
+    for other in results[1:]:
+        np.testing.assert_array_equal(other.output, results[0].output)
+        np.testing.assert_array_equal(other.lse, results[0].lse)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_and_blas_are_left_as_found(name: str) -> None:
+    problem = AttentionProblem(heads=4, seq_q=300, head_dim=16)
+    before = threading.enumerate()
+    with hold_blas(2):
+        found = blas_threads()
+        with open_cpu(threads=3) as device:
+            prepared = get_kernel(name).prepare(problem, seeded(problem, 0), device)
+            during: list[int | None] = []
+
+            def look() -> bool:
+                during.append(blas_threads())
+                return False
+
+            prepared.run(should_stop=look)
+            assert set(during) == {1}
+            assert blas_threads() == found
+            prepared.close()
+    assert threading.enumerate() == before
+
+
+def test_blas_and_threads_come_back_after_an_error(cpu_kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = AttentionProblem(heads=4, seq_q=100, head_dim=16)
+    found = blas_threads()
+
+    def broken(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    prepared = cpu_kernel.kernel.prepare(problem, seeded(problem, 0), cpu_kernel.device)
+    monkeypatch.setattr(type(prepared), "_find_bounds", broken, raising=False)
+    monkeypatch.setattr(type(prepared), "_strip", broken, raising=False)
+    with pytest.raises(MemoryError, match="no room"):
+        prepared.run()
+    assert blas_threads() == found
+    monkeypatch.undo()
+    prepared.run()
+    prepared.close()
+
+
+def test_values_near_the_top_of_float32_do_not_overflow(cpu_kernel) -> None:
+    problem = AttentionProblem(heads=2, seq_q=300, head_dim=8)
+    inputs = seeded(problem, 0)
+    huge = Inputs(inputs.q, inputs.k, inputs.v * np.float32(1e34))
+    cpu_kernel.check(problem, huge)
+
+
+def test_a_maximum_that_rises_from_tile_to_tile(cpu_kernel) -> None:
+    """Each key beats all before it, so that cpu-flash rescales at every tile; and the mirror image, at none."""
+    problem = AttentionProblem(heads=1, seq_q=40, seq_k=2000, head_dim=1, scale=1.0)
+    rising = np.linspace(-300, 300, 2000, dtype=np.float32).reshape(problem.k_shape)
+    v = seeded(problem, 1).v
+    for k in (rising, rising[:, :, ::-1].copy()):
+        cpu_kernel.check(problem, Inputs(np.ones(problem.q_shape, np.float32), k, v))
+
+
+def test_every_scale_is_split_without_rounding() -> None:
+    for scale in (1.0, -1.0, 0.125, 1 / np.sqrt(80), -3e-39, 1e30, 2.0**-126):
+        power, rest = cpu_flash._split(scale)
+        assert power * rest == pytest.approx(scale, rel=1e-15)
+        assert abs(power) == 2.0 ** round(np.log2(abs(power)))
+        assert 0 < rest < 2
+    assert cpu_flash._split(0.0) == (0.0, 1.0)
