@@ -33,12 +33,14 @@ class KernelSkipped(msgspec.Struct, frozen=True, tag=True):
 
 
 class KernelPrepared(msgspec.Struct, frozen=True, tag=True):
-    """A kernel is compiled, allocated and ready to run."""
+    """A kernel is compiled, allocated, has had its first run and is ready to be timed."""
 
     case: Case
     kernel: str
     predicted_bytes: int
     variant: str
+    first_run_ms: float | None = None
+    scratch_bytes: int | None = None
 
 
 class SampleBatch(msgspec.Struct, frozen=True, tag=True):

@@ -189,7 +189,9 @@ class _Session:
             return
         assert turn.prepared is not None
         assert turn.verdict is not None
-        self._emit(KernelPrepared(case, turn.name, turn.predicted_bytes or 0, turn.prepared.variant))
+        scratch = turn.memory.scratch_bytes if turn.memory else None
+        variant = turn.prepared.variant
+        self._emit(KernelPrepared(case, turn.name, turn.predicted_bytes or 0, variant, turn.first_run_ms, scratch))
         self._tell_memory()
         if not turn.verdict.verified:
             row = self._row(case, turn, Status.WRONG, turn.verdict.message)

@@ -1,0 +1,1 @@
+"""The window's centre: live, compare and sweep."""

@@ -1,0 +1,1 @@
+"""What the window knows: the session's data, and tables over it."""

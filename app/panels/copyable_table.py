@@ -1,0 +1,56 @@
+"""A table whose selection Ctrl+C copies as tab-separated values, for a spreadsheet."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QModelIndex
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QAbstractItemView, QTableView, QWidget
+
+from app.models.row_table import COPY_ROLE
+
+
+class CopyableTable(QTableView):
+    """Selects whole rows, sorts by a click on a title, and copies."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setAlternatingRowColors(True)
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setTabKeyNavigation(False)  # Tab leaves the table, as it leaves everything else
+        self.verticalHeader().hide()
+        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 9)
+        self.horizontalHeader().setHighlightSections(False)
+        self.horizontalHeader().setStretchLastSection(True)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Copy on Ctrl+C."""
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self.copy()
+        else:
+            super().keyPressEvent(event)
+
+    def copy(self) -> None:
+        """Put the selected rows, all where none is selected, on the clipboard with their titles."""
+        QGuiApplication.clipboard().setText(self.tsv())
+
+    def tsv(self) -> str:
+        """Return the selected rows, all where none is selected, as tab-separated values under their titles.
+
+        Numbers are whole and with a point, as in the CSV report, and text is kept from being taken for a formula.
+        """
+        model, header = self.model(), self.horizontalHeader()
+        visual = (header.logicalIndex(place) for place in range(header.count()))
+        columns = [column for column in visual if not self.isColumnHidden(column)]
+        chosen = sorted({index.row() for index in self.selectionModel().selectedRows()}) or range(model.rowCount())
+        lines = [[str(model.headerData(column, header.orientation())) for column in columns]]
+        lines += [[_plain(model.index(row, column)) for column in columns] for row in chosen]
+        return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def _plain(index: QModelIndex) -> str:
+    return " ".join(index.data(COPY_ROLE).split())  # no tab and no line break
