@@ -95,5 +95,9 @@ def _style_sheet(palette: Palette) -> str:
         QLabel[role="muted"] {{ color: {palette.muted}; }}
         QLabel[role="bad"] {{ color: {palette.bad}; }}
         QLabel[role="caution"] {{ color: {palette.caution}; }}
-        QLineEdit[wrong="true"], QDoubleSpinBox[wrong="true"] {{ border: 1px solid {palette.bad}; border-radius: 3px; }}
+        QLineEdit {{ border: 1px solid {palette.rule}; border-radius: 3px; padding: 2px 3px; }}
+        QLineEdit:focus {{ border-color: {palette.accent}; }}
+        QLineEdit:disabled {{ background: {palette.window}; }}
+        QLineEdit[wrong="true"] {{ border-color: {palette.bad}; }}
+        QAbstractSpinBox QLineEdit {{ border: none; padding: 0; }}
     """

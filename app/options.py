@@ -83,11 +83,7 @@ def cases(shape: Shape, rule: Rule, input_text: str | None, threads: str | None)
     if input_text is not None:
         if shape.given:
             raise ValueError(f"{', '.join(shape.given)} clashes with --input, whose file gives the shape; leave it out")
-        problem = _problem_of_file(input_text, rule)
-        return tuple(
-            Case(index=index, problem=problem, input=input_text, threads=count or None)
-            for index, count in enumerate(counts)
-        )
+        return tensor_cases(_problem_of_file(input_text, rule), input_text, threads)
     given = {name: _swept(name, getattr(shape, name), default) for name, default in _SWEPT.items()}
     fixed = {name: getattr(shape, name) for name in ("kv_heads", "seq_k", "head_dim_v")}
     return tuple(
@@ -104,6 +100,14 @@ def cases(shape: Shape, rule: Rule, input_text: str | None, threads: str | None)
             threads=chosen["threads"] or None,
         )
         for index, chosen in enumerate(sweep.combinations({**given, "threads": counts}))
+    )
+
+
+def tensor_cases(problem: AttentionProblem, input_text: str, threads: str | None) -> tuple[Case, ...]:
+    """Return the cases of a tensor file, which poses ``problem``: one for every number of threads."""
+    return tuple(
+        Case(index=index, problem=problem, input=input_text, threads=count or None)
+        for index, count in enumerate(_threads(threads))
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from engine.problem import AttentionProblem, Dtype
+from engine.problem import AttentionProblem, Dtype, KeyMask
 from engine.tensor_files import StoredArray, TensorFileError, open_arrays
 
 FloatArray = NDArray[np.floating]
@@ -57,6 +57,19 @@ class Tensors:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Preview:
+    """The shapes that a tensor file holds, by AttentionProblem's names; ``note`` says what will be converted."""
+
+    sizes: dict[str, int]
+    key_mask: KeyMask | None
+    note: str
+
+    def problem(self, **rule: Any) -> AttentionProblem:
+        """Return the problem that the file poses; ``rule`` is the rest of AttentionProblem's arguments."""
+        return AttentionProblem(**self.sizes | rule | {"key_mask": self.key_mask})
+
+
 def seeded(problem: AttentionProblem, seed: int) -> Inputs:
     """Return standard normal Q, K and V of the problem's shapes, the same for the same seed on every machine."""
     rng = np.random.default_rng(seed)
@@ -75,15 +88,7 @@ def load(path_text: str) -> Tensors:
     The file holds q, k and v, and may hold key_mask (bool, or 0 and 1) and output. float16, bfloat16 and float64 are
     converted to float32. Raises ValueError, one sentence that names the file, for anything that cannot be raced.
     """
-    stored = open_arrays(path_text)
-    absent = [name for name in ("q", "k", "v") if name not in stored]
-    if absent:
-        held = ", ".join(repr(name) for name in list(stored)[:8]) or "no array"
-        raise TensorFileError(f"{path_text} lacks {', '.join(absent)}: it must hold q, k and v, and holds {held}")
-    stored = {name: stored[name] for name in _AXES if name in stored}
-    _check_types(path_text, stored)
-    _check_shapes(path_text, stored)
-    _check_memory(path_text, stored)
+    stored = _checked(path_text)
     arrays: dict[str, NDArray[np.float32]] = {}
     notes = _conversions(stored)
     for name in stored.keys() - {"key_mask"}:
@@ -91,6 +96,16 @@ def load(path_text: str) -> Tensors:
         notes += [f"{name} holds numbers beyond float32, which became infinite"] * overflowed
     key_mask = _key_mask(path_text, stored["key_mask"]) if "key_mask" in stored else None
     return Tensors(source=path_text, key_mask=key_mask, note="; ".join(notes), **arrays)
+
+
+def preview(path_text: str) -> Preview:
+    """Return what the headers of a tensor file promise; of its data only key_mask is read. Raises like ``load``."""
+    stored = _checked(path_text)
+    return Preview(
+        sizes=_sizes({name: stored[name].shape for name in ("q", "k", "v")}),
+        key_mask=KeyMask.pack(_key_mask(path_text, stored["key_mask"])) if "key_mask" in stored else None,
+        note="; ".join(_conversions(stored)),
+    )
 
 
 def problem_for(
@@ -129,6 +144,20 @@ def _storage(problem: AttentionProblem) -> type[np.float16] | type[np.float32]:
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     return {axis: size for name in ("q", "k", "v") for axis, size in zip(_AXES[name], shapes[name], strict=True)}
+
+
+def _checked(path: str) -> dict[str, StoredArray]:
+    """Open a tensor file and return those of its arrays that a problem is made of, types and shapes checked."""
+    stored = open_arrays(path)
+    absent = [name for name in ("q", "k", "v") if name not in stored]
+    if absent:
+        held = ", ".join(repr(name) for name in list(stored)[:8]) or "no array"
+        raise TensorFileError(f"{path} lacks {', '.join(absent)}: it must hold q, k and v, and holds {held}")
+    stored = {name: stored[name] for name in _AXES if name in stored}
+    _check_types(path, stored)
+    _check_shapes(path, stored)
+    _check_memory(path, stored)
+    return stored
 
 
 def _check_types(path: str, stored: Mapping[str, StoredArray]) -> None:

@@ -1,0 +1,84 @@
+"""A plan as the command that runs it without a window: the other direction of ``options``."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+
+from app.options import Shape, option
+from engine import sweep
+from engine.kernels.registry import DEFAULT_KERNELS
+from engine.plan import Case, Plan
+from engine.problem import AttentionProblem
+
+_DEFAULTS = Plan(cases=(), kernels=DEFAULT_KERNELS)
+_SWEPT = {"batch": "batch", "heads": "heads", "seq": "seq_q", "head_dim": "head_dim"}  # options, and their fields
+_FOLLOWING = {"kv_heads": "heads", "seq_k": "seq_q", "head_dim_v": "head_dim"}  # fields, and what they default to
+
+
+def text(plan: Plan) -> str:
+    """Return the line to type, quoted for the shell of this system. Raises ValueError as ``words`` does."""
+    line = ["python", "-m", "app", *words(plan)]
+    return subprocess.list2cmdline(line) if sys.platform == "win32" else shlex.join(line)
+
+
+def words(plan: Plan) -> list[str]:
+    """Return ``run`` and its options.
+
+    Raises ValueError where no one command has these cases: they must be all combinations of their values, in order.
+    """
+    said = ["run"]
+    if plan.kernels != _DEFAULTS.kernels:
+        said += ["--kernels", ",".join(plan.kernels)]
+    said += _given("device", plan.device, _DEFAULTS.device)
+    said += _cases(plan.cases)
+    for name in ("seed", "seconds", "samples", "min_samples", "memory_limit", "label"):
+        said += _given(name, getattr(plan, name), getattr(_DEFAULTS, name))
+    return said + ["--no-checks"] * (not plan.checks)
+
+
+def _given(name: str, value: object, default: object) -> list[str]:
+    return [] if value == default else [option(name), str(value)]
+
+
+def _cases(cases: Sequence[Case]) -> list[str]:
+    first = cases[0]
+    said = ["--input", first.input] if first.from_file else _shape(cases)
+    threads = list(dict.fromkeys(case.threads for case in cases))
+    if threads != [None]:
+        said += ["--threads", _sweep(threads)]
+    problem = first.problem
+    if problem.window is not None:
+        said += ["--window", str(problem.window)]
+    elif problem.causal:
+        said += ["--causal"]
+    said += _given("softcap", problem.softcap, None)
+    if any(case.problem.scale != AttentionProblem(head_dim=case.problem.head_dim).scale for case in cases):
+        said += ["--scale", str(problem.scale)]
+    return said + _given("dtype", problem.dtype, "f32")
+
+
+def _shape(cases: Sequence[Case]) -> list[str]:
+    problems = [case.problem for case in cases]
+    values = {name: list(dict.fromkeys(getattr(p, field) for p in problems)) for name, field in _SWEPT.items()}
+    threads = list(dict.fromkeys(case.threads for case in cases))
+    expected = sweep.combinations({**values, "threads": [count or 0 for count in threads]})
+    found = [
+        {**{name: getattr(case.problem, field) for name, field in _SWEPT.items()}, "threads": case.threads or 0}
+        for case in cases
+    ]
+    if found != list(expected):
+        raise ValueError("these cases are not all combinations of their sizes, so one command cannot run them")
+    said: list[str] = []
+    for name in Shape.__dataclass_fields__:
+        if name in values:
+            said += [option(name), _sweep(values[name])]
+        elif any(getattr(p, name) != getattr(p, _FOLLOWING[name]) for p in problems):
+            said += [option(name), str(getattr(problems[0], name))]
+    return said
+
+
+def _sweep(values: Iterable[int | None]) -> str:
+    return ",".join(map(str, values))
