@@ -1,0 +1,1 @@
+"""Dialogs: each one file, shown by the window."""
