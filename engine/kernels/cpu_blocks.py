@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +14,9 @@ from engine.kernels.base import Array
 from engine.problem import AttentionProblem
 
 _KEYS = 512  # keys of a tile
+_EDGE_KEYS = 256  # keys of a tile on the edge of a causal or window range
+_MIN_ROWS, _MAX_ROWS = 64, 1024  # query rows of a block
 _ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
-_MIN_ROWS, _MAX_ROWS = 32, 256  # query rows of a block
 
 KeyNumbers = NDArray[np.intp]
 
@@ -30,13 +33,13 @@ class Blocks:
 
     @classmethod
     def of(cls, problem: AttentionProblem, limits: Limits) -> Blocks:
-        """Cut so that the scores of a block and a tile fit L2, with enough blocks to share out.
+        """Cut so that the scores of a block and a tile are at most four times L2, with enough blocks to share out.
 
         Short heads of one group share a block, and with it the loading of keys and values.
         """
         most = _MAX_ROWS
         while most > _MIN_ROWS and (
-            most * _KEYS * 4 > limits.l2_bytes or problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS
+            most * _KEYS * 4 > 4 * limits.l2_bytes or problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS
         ):
             most //= 2
         row_blocks = -(-problem.seq_q // most)
@@ -64,6 +67,14 @@ def shown_keys(problem: AttentionProblem) -> list[KeyNumbers]:
     return [np.flatnonzero(row) for row in problem.key_mask.unpack()]
 
 
+class Tile(NamedTuple):
+    """Keys ``start`` to before ``stop``, and the rows of a block that see any of them."""
+
+    start: int
+    stop: int
+    rows: slice
+
+
 class Sight:
     """Which keys the rows of a block see: row r sees the keys from ``first[r]`` to before ``end[r]``.
 
@@ -75,8 +86,19 @@ class Sight:
         if shown is not None:
             first, end = np.searchsorted(shown, first), np.searchsorted(shown, end)
         self.first, self.end = np.tile(first, heads), np.tile(end, heads)
-        self.start, self.stop = int(first.min()), int(end.max())  # no row sees a key outside
+        self._start, self._stop = int(first.min()), int(end.max())  # no row sees a key outside
         self._all_from, self._all_to = int(first.max()), int(end.min())  # every row sees the keys between
+
+    def tiles(self, keys: int) -> Iterator[Tile]:
+        """Go through the keys that any row sees, in tiles of ``keys``, smaller ones where not every row sees all."""
+        start = self._start
+        while start < self._stop:
+            edge = start if start < self._all_from else max(start, self._all_to - 1)
+            stop = min(start + keys, edge + _EDGE_KEYS, self._stop)
+            seeing = np.flatnonzero((self.first < stop) & (self.end > start))
+            if len(seeing):
+                yield Tile(start, stop, slice(int(seeing[0]), int(seeing[-1]) + 1))
+            start = stop
 
     def sees(self, keys: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Tell for every row whether it sees those keys: bool [rows, len(keys)]."""
@@ -86,16 +108,18 @@ class Sight:
         """Tell for every row whether it sees no key at all."""
         return self.first >= self.end
 
-    def hide(self, scores: Array, start: int, scratch: NDArray[np.bool_]) -> None:
-        """Set what a row does not see to -inf, in the scores [rows, keys] of the tile that begins at key ``start``."""
-        stop = start + scores.shape[1]
-        if start < self._all_from:
-            edge = np.arange(start, min(stop, self._all_from))
-            hidden = scratch[: len(scores) * len(edge)].reshape(len(scores), len(edge))
-            np.less(edge, self.first[:, None], out=hidden)
-            np.copyto(scores[:, : len(edge)], -np.inf, where=hidden)
-        if self._all_to < stop:
-            edge = np.arange(max(start, self._all_to), stop)
-            hidden = scratch[: len(scores) * len(edge)].reshape(len(scores), len(edge))
-            np.greater_equal(edge, self.end[:, None], out=hidden)
-            np.copyto(scores[:, -len(edge) :], -np.inf, where=hidden)
+    def hide(self, scores: Array, tile: Tile, scratch: NDArray[np.bool_]) -> None:
+        """Set what a row does not see to -inf in the ``scores`` [rows, keys] of a tile."""
+        if self._all_from <= tile.start and tile.stop <= self._all_to:
+            return
+        keys = np.arange(tile.stop - tile.start, dtype=np.int32)  # counted from the tile's first, in few bytes
+        first, end = (
+            np.clip(key[tile.rows] - tile.start, 0, len(keys)).astype(np.int32) for key in (self.first, self.end)
+        )
+        for partly, compare, bound in ((first > 0, np.less, first), (end < len(keys), np.greater_equal, end)):
+            rows = np.flatnonzero(partly)
+            if len(rows):
+                edge = slice(int(rows[0]), int(rows[-1]) + 1)
+                hidden = scratch[: (edge.stop - edge.start) * len(keys)].reshape(-1, len(keys))
+                compare(keys, bound[edge, None], out=hidden)
+                np.copyto(scores[edge], -np.inf, where=hidden)

@@ -2,26 +2,30 @@
 
 A work item is a block of query rows of one head (of several whole heads of one group, where heads are short); one
 thread does it alone, from the first visible key to the last, in tiles of keys. What a thread owns, for R rows and T
-keys (R·T scores fit L2):
+keys (R·T scores are at most four times L2: larger blocks load keys and values less often, and NumPy is called less):
 
-    queries [R, head_dim + 1]     keys   [T, head_dim + 1]     scores [R, T]
+    queries [R, head_dim + 1]     keys   [T, head_dim + 1]     scores [R, T], hidden [R, T]
     sums    [R, head_dim_v + 1]   values [T, head_dim_v + 1]   tile_sums, as sums
 
 The algorithm is the forward pass of FlashAttention-2 (Dao 2023, algorithm 1), changed where NumPy asks for it, since
 each pass over the scores costs a good part of a matrix product:
 
-- Minus the row's running maximum is one more column of the queries, against a column of ones in the keys, so that the
-  product comes out shifted. The maximum is raised only where a tile exceeds it by more than ``_SLACK``.
-- A column of ones in the values brings the row sums with the second product.
+- The softmax is relative to a maximum that need not be exact: it moves only when scores are far from it. A row's first
+  tile is measured against it; of later tiles the sum of weights, which comes anyway, tells whether they exceed it.
+- Minus the maximum is one more column of the queries, against a column of ones in the keys, so that the product comes
+  out shifted. A column of ones in the values brings the sums of weights with the second product.
 - Of the scale, sign and power of two are folded into the queries, which rounds nothing, so equal scores stay equal;
   the rest, a factor in [1, 2) that is 1 for head_dim 16, 64 and 256, multiplies the product.
 - Keys hidden by ``key_mask`` are never loaded: the visible ones are numbered through and a row sees a range of them.
-  Nothing hidden can leak, and only tiles on the edge of a causal or window range need a mask.
+  Nothing hidden can leak. On the edge of a causal or window range, rows that see nothing of a tile are left out, and
+  rows that see a part of it are masked.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -42,7 +46,8 @@ from engine.kernels.cpu_common import (
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
-_SLACK = 4.0  # how far a score may exceed the running maximum; times a factor below 2, e^8 is far from overflow
+_SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
+_MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
 
 
 class CpuFlash(Kernel):
@@ -120,7 +125,7 @@ class _PreparedFlash(Prepared):
     def close(self) -> None:
         self._workspaces.clear()
 
-    def _tile(self, batch: int, start: int, stop: int) -> slice | KeyNumbers:
+    def _keys(self, batch: int, start: int, stop: int) -> slice | KeyNumbers:
         """Return the index of the keys from ``start`` to before ``stop``, counted without those that are hidden."""
         return self._shown[batch][start:stop] if self._shown else slice(start, stop)
 
@@ -131,8 +136,9 @@ class _PreparedFlash(Prepared):
         low, high = self._bounds[number]
         low.fill(np.inf)
         high.fill(-np.inf)
-        for start in range(0, len(self._shown[batch]) if self._shown else len(v), self._blocks.keys):
-            tile_low, tile_high = bounds(v[self._tile(batch, start, start + self._blocks.keys)])
+        keys, step = (len(self._shown[batch]), self._blocks.keys) if self._shown else (len(v), len(v))
+        for start in range(0, keys, step):  # hidden values leave gaps, so a mask costs a copy, tile by tile
+            tile_low, tile_high = bounds(v[self._keys(batch, start, start + step)])
             np.minimum(low, tile_low, out=low)
             np.maximum(high, tile_high, out=high)
 
@@ -147,22 +153,19 @@ class _PreparedFlash(Prepared):
         finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
         softmax = _OnlineSoftmax(problem, work, self._inputs.q[batch, heads, rows].reshape(-1, problem.head_dim))
 
-        for start in range(sight.start, sight.stop, self._blocks.keys):
+        for tile in sight.tiles(self._blocks.keys):
             if stopped():
                 return
-            stop = min(start + self._blocks.keys, sight.stop)
-            tile = self._tile(batch, start, stop)
-            keys, values = work.keys[: stop - start], work.values[: stop - start]
-            keys[:, :-1], values[:, :-1] = k[tile], v[tile]
-            scores = softmax.scores(keys)
-            sight.hide(scores, start, work.hidden)
-            weights = softmax.weights(scores)
+            index, count = self._keys(batch, tile.start, tile.stop), tile.stop - tile.start
+            keys, values = work.keys[:count], work.values[:count]
+            keys[:, :-1], values[:, :-1] = k[index], v[index]
+            hide = partial(sight.hide, tile=tile, scratch=work.hidden)
             if finite:
-                softmax.add(weights, values)
+                softmax.add(tile.rows, keys, values, hide)
                 continue
             bad, taken = take_nonfinite(values[:, :-1])
-            softmax.add(weights, values)
-            add_nonfinite(softmax.sums[:, :-1], weights, bad, taken, sight.sees(start + bad))
+            weights = softmax.add(tile.rows, keys, values, hide)
+            add_nonfinite(softmax.sums[tile.rows, :-1], weights, bad, taken, sight.sees(tile.start + bad)[tile.rows])
 
         blind = sight.blind()
         output = self._output[batch, heads, rows].reshape(-1, problem.head_dim_v)
@@ -191,51 +194,61 @@ class _OnlineSoftmax:
         self.sums, self._tile_sums = work.sums[:count], work.tile_sums[:count]
         self._maximum = np.zeros(count, np.float32)
         self._fresh = np.ones(count, np.bool_)  # rows without a score so far
+        self._careful = False  # whether a tile has exceeded the maximum by far
         np.multiply(q, power, out=self._queries[:, :-1])
         self._queries[:, -1] = 0
         self.sums.fill(0)
 
-    def scores(self, keys: Array) -> Array:
-        """Return the scores [rows, keys] against ``keys`` [keys, head_dim + 1], less the row's maximum so far."""
-        count = len(self._queries)
-        scores = self._scores[: count * len(keys)].reshape(count, len(keys))
-        np.matmul(self._queries, keys.T, out=scores)
-        if self._softcap is not None:
-            scores *= self._before_cap
-            apply_softcap(scores, self._softcap)
-            scores -= self._maximum[:, None]
-        return scores
+    def add(self, rows: slice, keys: Array, values: Array, hide: Callable[[Array], None]) -> Array:
+        """Add a tile for some rows, and return its weights [rows, keys].
 
-    def weights(self, scores: Array) -> Array:
-        """Turn the scores of a tile, -inf where hidden, into weights in place; return them."""
-        self._raise_maximum(scores)
+        ``keys`` is [keys, head_dim + 1], ``values`` [keys, head_dim_v + 1]; ``hide`` sets to -inf the scores of keys
+        that a row does not see.
+        """
+        careful = self._careful or bool(self._fresh[rows].any())
+        weights = self._scores_of(rows, keys)
+        hide(weights)
+        if careful:
+            self._move_maximum(rows, weights)
         if self._factor != 1:
-            scores *= self._factor
-        return np.exp(scores, out=scores)
-
-    def add(self, weights: Array, values: Array) -> None:
-        """Add ``weights`` [rows, keys] times ``values`` [keys, head_dim_v + 1] to the sums."""
-        np.matmul(weights, values, out=self._tile_sums)
-        self.sums += self._tile_sums
+            weights *= self._factor
+        np.exp(weights, out=weights)
+        tile_sums = self._tile_sums[rows]
+        np.matmul(weights, values, out=tile_sums)
+        if not careful and not tile_sums[:, -1].max() <= _MOST:
+            self._careful = True
+            return self.add(rows, keys, values, hide)
+        self.sums[rows] += tile_sums
+        return weights
 
     def lse(self) -> Array:
         """Return the log-sum-exp of each row's scores, natural log [rows]."""
         return self._factor * self._maximum + np.log(self.sums[:, -1])
 
-    def _raise_maximum(self, scores: Array) -> None:
-        """Where a row's scores exceed its maximum by far, or are its first, shift scores, sums and maximum."""
-        top = scores.max(axis=1)
-        raised = (top > _SLACK) | (self._fresh & (top > -np.inf))
-        if not raised.any():
-            return
-        maximum = np.where(raised, self._maximum + top, self._maximum)
-        step = maximum - self._maximum  # as float32 has it, so that tiles before and after agree
-        scores -= step[:, None]
-        self.sums *= np.where(self._fresh, 1, np.exp(-self._factor * step))[:, None]
-        self._maximum = maximum
-        self._fresh &= ~raised
-        if self._softcap is None:  # beside a cap, which is not linear, the maximum cannot enter the product
-            np.negative(maximum, out=self._queries[:, -1])
+    def _scores_of(self, rows: slice, keys: Array) -> Array:
+        """Return the scores of some rows, less the maximum so far."""
+        queries = self._queries[rows]
+        scores = self._scores[: len(queries) * len(keys)].reshape(len(queries), len(keys))
+        np.matmul(queries, keys.T, out=scores)
+        if self._softcap is not None:
+            scores *= self._before_cap
+            apply_softcap(scores, self._softcap)
+            scores -= self._maximum[rows, None]
+        return scores
+
+    def _move_maximum(self, rows: slice, scores: Array) -> None:
+        """Where the scores of a tile are far from the row's maximum so far, move it, and scores and sums with it."""
+        top, fresh = scores.max(axis=1), self._fresh[rows]
+        moved = (top > _SLACK) | (fresh & (top < -_SLACK) & (top > -np.inf))
+        if moved.any():
+            maximum = np.where(moved, self._maximum[rows] + top, self._maximum[rows])
+            step = maximum - self._maximum[rows]  # as float32 has it, so that tiles before and after agree
+            scores -= step[:, None]
+            self.sums[rows] *= np.where(fresh, 1, np.exp(-self._factor * step))[:, None]
+            self._maximum[rows] = maximum
+            if self._softcap is None:  # beside a cap, which is not linear, the maximum cannot enter the product
+                np.negative(maximum, out=self._queries[rows, -1])
+        fresh &= top == -np.inf
 
 
 def _split(scale: float) -> tuple[float, float]:

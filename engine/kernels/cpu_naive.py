@@ -1,8 +1,8 @@
 """cpu-naive: attention as everyone writes it in NumPy, and well: all scores, their softmax, times the values.
 
 The score matrices of all (batch, head) pairs exist at once, [batch, heads, seq_q, seq_k] in float32, and the mask is
-built once. A thread owns one pair at a time, or a strip of its rows where pairs are few; it computes all of its scores,
-then their softmax in place, then the product with the values. No tile is skipped.
+built once. Three passes go over all of them: the scores, their softmax in place, the product with the values. In each,
+a thread owns one pair at a time, or a strip of its rows where pairs are few. No tile is skipped.
 """
 
 from __future__ import annotations
@@ -70,13 +70,19 @@ class _PreparedNaive(Prepared):
         self._lse: Array | None = np.empty(problem.output_shape[:3], np.float32) if want_lse else None
         self._scores: Array = np.empty((*problem.output_shape[:3], problem.seq_k), np.float32)
         self._hidden = _hidden(problem)
+        self._blind = np.zeros((problem.batch, problem.seq_q), np.bool_)
+        if self._hidden is not None:
+            self._blind |= self._hidden.all(axis=2)
         parts = max(1, min(_ENOUGH_ITEMS // problem.pairs, problem.seq_q // _MIN_ROWS))
         self._rows = min(-(-problem.seq_q // parts), max(_STEP_SCORES // problem.seq_k, 1))
         self._strips = -(-problem.seq_q // self._rows)
         self.variant = "whole matrix"
 
     def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
-        return run_timed(self._device, [(self._problem.pairs * self._strips, self._strip)], repeat, should_stop)
+        strips = self._problem.pairs * self._strips
+        return run_timed(
+            self._device, [(strips, self._score), (strips, self._soften), (strips, self._average)], repeat, should_stop
+        )
 
     def poison(self) -> None:
         self._output.fill(np.nan)
@@ -90,48 +96,52 @@ class _PreparedNaive(Prepared):
         self._scores = np.empty(0, np.float32)
         self._hidden = None
 
-    def _strip(self, worker: int, number: int, stopped: ShouldStop) -> None:
-        """Compute all rows of a (batch, head) pair, or a strip of them."""
-        problem, inputs = self._problem, self._inputs
+    def _strip(self, number: int) -> tuple[int, int, slice]:
+        """Return batch, head and rows of a strip."""
         pair, strip = divmod(number, self._strips)
-        batch, head = divmod(pair, problem.heads)
-        kv_head = head // problem.group
-        at = batch, head, slice(strip * self._rows, (strip + 1) * self._rows)
+        return *divmod(pair, self._problem.heads), slice(strip * self._rows, (strip + 1) * self._rows)
 
-        scores = self._scores[at]
-        np.matmul(inputs.q[at], inputs.k[batch, kv_head].T, out=scores)
+    def _hidden_from(self, at: tuple[int, int, slice]) -> NDArray[np.bool_] | None:
+        return None if self._hidden is None else self._hidden[at[0] % len(self._hidden), at[2]]
+
+    def _score(self, worker: int, number: int, stopped: ShouldStop) -> None:
+        """First pass: queries times keys."""
+        at = batch, head, _ = self._strip(number)
+        np.matmul(self._inputs.q[at], self._inputs.k[batch, head // self._problem.group].T, out=self._scores[at])
+
+    def _soften(self, worker: int, number: int, stopped: ShouldStop) -> None:
+        """Second pass: the softmax of each row, in place."""
+        at = batch, _, rows = self._strip(number)
+        scores, hidden = self._scores[at], self._hidden_from(at)
         scores *= self._scale
-        if problem.softcap is not None:
-            apply_softcap(scores, problem.softcap)
-        hidden = None if self._hidden is None else self._hidden[batch % len(self._hidden), at[2]]
+        if self._problem.softcap is not None:
+            apply_softcap(scores, self._problem.softcap)
         if hidden is not None:
             np.copyto(scores, -np.inf, where=hidden)
-        if stopped():
-            return
-
+        blind = self._blind[batch, rows]
         top = scores.max(axis=1, keepdims=True)
-        blind = np.zeros(len(scores), np.bool_) if hidden is None else hidden.all(axis=1)
         top[blind] = 0
         scores -= top
-        weights = np.exp(scores, out=scores)
-        total = weights.sum(axis=1, keepdims=True)
-        if stopped():
-            return
-
-        _weighted_means(weights, inputs.v[batch, kv_head], total, hidden, self._output[at])
-        self._output[at][blind] = 0
+        np.exp(scores, out=scores)
+        total = scores.sum(axis=1, keepdims=True)
         if self._lse is not None:
-            self._lse[at] = np.where(blind, -np.inf, (top + np.log(total))[:, 0])
+            self._lse[at] = (top + np.log(total))[:, 0]
+        total[blind] = 1
+        scores /= total
+
+    def _average(self, worker: int, number: int, stopped: ShouldStop) -> None:
+        """Third pass: weights times values."""
+        at = batch, head, rows = self._strip(number)
+        values = self._inputs.v[batch, head // self._problem.group]
+        _weighted_means(self._scores[at], values, self._hidden_from(at), self._output[at])
+        self._output[at][self._blind[batch, rows]] = 0
 
 
-def _weighted_means(
-    weights: Array, values: Array, total: Array, hidden: NDArray[np.bool_] | None, out: Array
-) -> None:
-    """Write ``weights`` [rows, keys] times ``values`` [keys, head_dim_v], over ``total`` [rows, 1]."""
+def _weighted_means(weights: Array, values: Array, hidden: NDArray[np.bool_] | None, out: Array) -> None:
+    """Write ``weights`` [rows, keys] times ``values`` [keys, head_dim_v]; ``hidden`` tells which key a row sees not."""
     low, high = bounds(values)
     if np.isfinite(low).all() and np.isfinite(high).all():
         np.matmul(weights, values, out=out)
-        out /= total
         np.clip(out, low, high, out=out)
         return
     values = values.copy()
@@ -139,7 +149,6 @@ def _weighted_means(
     np.matmul(weights, values, out=out)
     seen = np.ones((len(weights), len(keys)), np.bool_) if hidden is None else ~hidden[:, keys]
     add_nonfinite(out, weights, keys, taken, seen)
-    out /= total
 
 
 def _mask_shape(problem: AttentionProblem) -> tuple[int, ...]:
