@@ -90,11 +90,16 @@ def _style_sheet(palette: Palette) -> str:
             border-bottom: 1px solid {palette.rule}; padding: 4px 8px;
         }}
         QHeaderView::up-arrow, QHeaderView::down-arrow {{ subcontrol-position: top center; }}
-        QLabel[role="answer"] {{ font-size: 15pt; font-weight: 600; }}
+        QLabel[role="answer"] {{ font-size: 14pt; font-weight: 600; }}
         QLabel[role="heading"] {{ font-weight: 600; }}
         QLabel[role="muted"] {{ color: {palette.muted}; }}
+        QLabel[role="hint"] {{ color: {palette.muted}; font-size: 12pt; }}
         QLabel[role="bad"] {{ color: {palette.bad}; }}
         QLabel[role="caution"] {{ color: {palette.caution}; }}
+        QToolButton[role="legend"] {{ border: 1px solid transparent; border-radius: 3px; padding: 2px 6px; }}
+        QToolButton[role="legend"]:checked {{ background: transparent; }}
+        QToolButton[role="legend"]:!checked {{ color: {palette.muted}; }}
+        QToolButton[role="legend"]:hover, QToolButton[role="legend"]:focus {{ border-color: {palette.rule}; }}
         QLineEdit {{ border: 1px solid {palette.rule}; border-radius: 3px; padding: 2px 3px; }}
         QLineEdit:focus {{ border-color: {palette.accent}; }}
         QLineEdit:disabled {{ background: {palette.window}; }}

@@ -123,6 +123,20 @@ def message(row: Row) -> str:
     return f"{subject}: {row.message}" if row.message else ""
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How a kernel does by the wall clock: median and interquartile range in milliseconds."""
+
+    kernel: str
+    median: float
+    iqr: float
+
+
+def lead(standings: Iterable[Standing]) -> str:
+    """Return who is fastest and by how much, in one sentence on at least one standing."""
+    return _answer_for_case(sorted(standings, key=lambda standing: standing.median))
+
+
 def answer(groups: Sequence[CaseRows]) -> str:
     """Return who won and by how much, in one sentence about wall-clock medians of rows with status ``ok``."""
     rankings = [ranking for group in groups if (ranking := _ranking(group))]
@@ -138,33 +152,39 @@ def _unrepeated(*parts: str | None) -> list[str]:
     return [part for part, after in zip(known, [*known[1:], ""], strict=True) if not after.startswith(part)]
 
 
-def _ranking(group: CaseRows) -> list[tuple[float, Row]]:
-    timed = [(row.wall_ms_median, row) for row in group.rows if row.status is Status.OK and row.wall_ms_median]
-    return sorted(timed, key=lambda entry: entry[0])
+def _ranking(group: CaseRows) -> list[Standing]:
+    timed = [
+        Standing(row.kernel, row.wall_ms_median, row.wall_ms_iqr or 0.0)
+        for row in group.rows
+        if row.status is Status.OK and row.wall_ms_median
+    ]
+    return sorted(timed, key=lambda standing: standing.median)
 
 
-def _answer_for_case(ranking: list[tuple[float, Row]]) -> str:
-    best, winner = ranking[0]
+def _answer_for_case(ranking: list[Standing]) -> str:
+    winner = ranking[0]
+    best = winner.median
     if len(ranking) == 1:
         return f"{winner.kernel} took {duration(best)} (wall clock); there is no other result to compare it with."
-    level = list(takewhile(lambda entry: _level(ranking[0], entry), ranking))
+    level = list(takewhile(lambda standing: _level(winner, standing), ranking))
     if len(level) > 1:
-        kernels, times = _listed([row.kernel for _, row in level]), _listed([duration(median) for median, _ in level])
+        kernels, times = _listed([one.kernel for one in level]), _listed([duration(one.median) for one in level])
         return f"{kernels} are level: {times}, closer than their spread (wall clock)."
-    (second, runner_up), *others = ranking[1:]
-    leads = [f"{ratio(second / best)} as fast as {runner_up.kernel}"]
-    leads += [f"{ratio(median / best)} {row.kernel}" for median, row in others]
+    runner_up, *others = ranking[1:]
+    leads = [f"{ratio(runner_up.median / best)} as fast as {runner_up.kernel}"]
+    leads += [f"{ratio(other.median / best)} {other.kernel}" for other in others]
     return f"{winner.kernel} is fastest: {duration(best)}, {_listed(leads)} (wall clock)."
 
 
-def _answer_for_sweep(rankings: list[list[tuple[float, Row]]], cases: int) -> str:
+def _answer_for_sweep(rankings: list[list[Standing]], cases: int) -> str:
     clear = [ranking for ranking in rankings if not (ranking[1:] and _level(*ranking[:2]))]
     level = len(rankings) - len(clear)
     if not clear:
         return f"No kernel is clearly fastest: the best are level in {_cases(level, cases)} (wall clock)."
-    (champion, count), *others = Counter(ranking[0][1].kernel for ranking in clear).most_common()
-    leads = [ranking[1][0] / ranking[0][0] for ranking in clear if ranking[0][1].kernel == champion and ranking[1:]]
-    span = dict.fromkeys(ratio(lead) for lead in (min(leads), max(leads))) if leads else ()
+    (champion, count), *others = Counter(ranking[0].kernel for ranking in clear).most_common()
+    won = [ranking for ranking in clear if ranking[0].kernel == champion and ranking[1:]]
+    leads = [ranking[1].median / ranking[0].median for ranking in won]
+    span = dict.fromkeys(ratio(times) for times in (min(leads), max(leads))) if leads else ()
     by = f", by {' to '.join(span)} over the next" if span else ""
     rest = [f"; {kernel} in {number}" for kernel, number in others] + [f"; level in {level}"] * (level > 0)
     return f"{champion} is fastest in {_cases(count, cases)}{by}{''.join(rest)} (wall clock)."
@@ -176,9 +196,9 @@ def _cases(count: int, cases: int) -> str:
     return "both cases" if cases == 2 else f"all {cases} cases"
 
 
-def _level(first: tuple[float, Row], other: tuple[float, Row]) -> bool:
+def _level(first: Standing, other: Standing) -> bool:
     """Whether two medians differ by no more than half the sum of their interquartile ranges."""
-    return other[0] - first[0] <= ((first[1].wall_ms_iqr or 0) + (other[1].wall_ms_iqr or 0)) / 2
+    return other.median - first.median <= (first.iqr + other.iqr) / 2
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QImage, QImageWriter, QPainter, QPen
 from PySide6.QtWidgets import QApplication
 
+from app import sweep_lines
 from app.outcome import CaseRows, adapters, answer, common, message, notes
 from app.race_plots import SCALE, Bars, Lines, font, line_pen, mark_brush, mark_size, pen
 from app.theme import INK, MUTED, PAPER, RULE, kernel_colour
@@ -157,7 +158,7 @@ def _legend(groups: Sequence[CaseRows]) -> list[_LegendEntry]:
     wanted: list[tuple[str, Callable[[QPainter, float, float], None]]] = [
         (kernel, _kernel_sample(kernel)) for kernel in dict.fromkeys(row.kernel for g in groups for row in g.rows)
     ]
-    series = Lines.series(groups)
+    series = sweep_lines.series(groups, sweep_lines.swept(groups))
     if len(series) > 1:
         wanted += [(name, _mark_sample(Lines.symbol(number))) for number, name in enumerate(series)]
     metrics = QFontMetricsF(font(13))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import pyqtgraph as pg
 from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QPainter, QPen
 from PySide6.QtWidgets import QApplication
 
-from app import ticks
-from app.outcome import CaseRows, distinct
+from app import sweep_lines, ticks
+from app.bar_scale import BarScale
+from app.outcome import CaseRows
 from app.theme import INK, MUTED, PAPER, RULE, kernel_colour
 from app.units import duration, size
 from engine.results import Row
@@ -27,8 +27,6 @@ _LEFT_AXIS_WIDTH = 70
 _GAP = 36
 _BAR_ROW = 64
 _LINES_HEIGHT = 400
-_LOG_FROM = 12.0  # bars whose extremes differ by more than this are drawn on a log scale
-_ROOM_BESIDE_BAR = 0.75  # of the longest bar's length, for its figures
 
 
 def font(pixels: int, *, bold: bool = False) -> QFont:
@@ -122,31 +120,6 @@ class _Grid:
 # --- one case -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Where a value lies along the axis of bars, which pyqtgraph cannot draw on a log axis by itself."""
-
-    low: float  # left end of the axis: 0, or the value a log axis begins at
-    high: float
-    log: bool
-
-    @classmethod
-    def over(cls, figures: Sequence[float | None]) -> _Scale:
-        known = [figure for figure in figures if figure] or [1.0]
-        if max(known) / min(known) > _LOG_FROM:
-            return cls(min(known) / 2, max(known), True)
-        return cls(0.0, max(known), False)
-
-    def at(self, value: float) -> float:
-        inside = max(value, self.low)
-        return math.log10(inside) if self.log else inside
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        left, right = self.at(self.low), self.at(self.high)
-        return left, right + _ROOM_BESIDE_BAR * (right - left)
-
-
 class Bars(_Grid):
     """One case: a bar per kernel."""
 
@@ -154,24 +127,24 @@ class Bars(_Grid):
         super().__init__(width, _TITLE_HEIGHT + _BAR_ROW * len(rows) + _AXIS_HEIGHT)
         panel = (width - _LABELS_WIDTH - _GAP) / 2
         self.columns((_LABELS_WIDTH, panel, _GAP, panel))
-        latency = _Scale.over([row.wall_ms_median and row.wall_ms_median + (row.wall_ms_iqr or 0) / 2 for row in rows])
-        memory = _Scale.over([figure for row in rows for figure in (row.peak_bytes, row.scratch_bytes)])
+        ends = [row.wall_ms_median and row.wall_ms_median + (row.wall_ms_iqr or 0) / 2 for row in rows]
+        latency = BarScale.over(ends)
+        memory = BarScale.over([figure for row in rows for figure in (row.peak_bytes, row.scratch_bytes)])
         names, times, bytes_ = (
             self.view(column, ends, (-0.5, len(rows) - 0.5))
             for column, ends in ((0, (0.0, 1.0)), (1, latency.ends), (3, memory.ends))
         )
         self.title("Latency", f"ms, median, whiskers: IQR{_log_scale(latency)}", 1)
         self.title("Memory", f"peak (pale) and scratch (full){_log_scale(memory)}", 3)
-        self.axis("bottom", times, (ticks.logarithmic if latency.log else ticks.linear)(latency.low, latency.high), 1)
-        marks = (ticks.logarithmic_bytes if memory.log else ticks.linear_bytes)(memory.low, memory.high)
-        self.axis("bottom", bytes_, marks, 3)
+        self.axis("bottom", times, latency.marks(of_bytes=False), 1)
+        self.axis("bottom", bytes_, memory.marks(of_bytes=True), 3)
         for place, row in enumerate(reversed(rows)):
             _text(names, 0, place, _name(row))
             _latency_bar(times, latency, place, row)
             _memory_bar(bytes_, memory, place, row)
 
 
-def _log_scale(scale: _Scale) -> str:
+def _log_scale(scale: BarScale) -> str:
     return ", log scale" if scale.log else ""
 
 
@@ -184,7 +157,7 @@ def _name(row: Row) -> str:
     )
 
 
-def _latency_bar(view: pg.ViewBox, scale: _Scale, place: int, row: Row) -> None:
+def _latency_bar(view: pg.ViewBox, scale: BarScale, place: int, row: Row) -> None:
     if not row.wall_ms_median:
         _text(view, scale.at(scale.low), place, f"<span style='{_css(13, MUTED)}'>not timed</span>")
         return
@@ -198,7 +171,7 @@ def _latency_bar(view: pg.ViewBox, scale: _Scale, place: int, row: Row) -> None:
     _text(view, high, place, _figures(duration(median), beside))
 
 
-def _memory_bar(view: pg.ViewBox, scale: _Scale, place: int, row: Row) -> None:
+def _memory_bar(view: pg.ViewBox, scale: BarScale, place: int, row: Row) -> None:
     if not row.peak_bytes:
         _text(view, scale.at(scale.low), place, f"<span style='{_css(13, MUTED)}'>not measured</span>")
         return
@@ -216,7 +189,7 @@ def _figures(main: str, beside: str) -> str:
     return f"<span style='{_css(14)}'><b>{main}</b></span> <span style='{_css(12, MUTED)}'>&nbsp;{beside}</span>"
 
 
-def _bar(view: pg.ViewBox, scale: _Scale, value: float, place: int, thickness: float, colour: QColor) -> None:
+def _bar(view: pg.ViewBox, scale: BarScale, value: float, place: int, thickness: float, colour: QColor) -> None:
     start, end = scale.at(scale.low), scale.at(value)
     view.addItem(pg.BarGraphItem(x0=[start], x1=[end], y=[place], height=thickness, brush=pg.mkBrush(colour), pen=None))
 
@@ -229,13 +202,6 @@ def _text(view: pg.ViewBox, x: float, y: float, markup: str) -> None:
 
 # --- several cases --------------------------------------------------------------------------------------------------
 
-_AXES: dict[str, Callable[[CaseRows], int]] = {
-    "sequence length": lambda group: group.case.problem.seq_q,
-    "heads": lambda group: group.case.problem.heads,
-    "batch": lambda group: group.case.problem.batch,
-    "head_dim": lambda group: group.case.problem.head_dim,
-    "threads": lambda group: group.case.threads or 1,
-}
 _SYMBOLS = ("o", "s", "t1", "d", "star", "p", "h", "t")
 
 
@@ -251,8 +217,8 @@ class Lines(_Grid):
         sizes = [float(figure) for row in rows for figure in (row.peak_bytes, row.scratch_bytes) if figure]
         self.title("Latency", "ms, median of the wall clock, whiskers: IQR", 0, 2)
         self.title("Memory", "peak (marks) and scratch (dotted)", 3, 2)
-        swept = _swept(groups)
-        value = _AXES[swept]
+        swept = sweep_lines.swept(groups)
+        value = sweep_lines.AXES[swept]
         values = sorted({value(group) for group in groups})
         for column, figures, marks, plot in (
             (0, times, ticks.logarithmic, _latency_line),
@@ -263,7 +229,7 @@ class Lines(_Grid):
             self.axis("left", view, marks(low, high), column)
             self.axis("bottom", view, ticks.chosen(values), column + 1)
             self.axis_name(swept, column + 1)
-            for number, line in enumerate(self.series(groups).values()):
+            for number, line in enumerate(sweep_lines.series(groups, swept).values()):
                 for kernel in dict.fromkeys(row.kernel for row in rows):
                     points = [(value(group), row) for group in line for row in group.rows if row.kernel == kernel]
                     plot(view, kernel, points, self.symbol(number))
@@ -272,21 +238,6 @@ class Lines(_Grid):
     def symbol(number: int) -> str:
         """Return the mark of the ``number``-th line of a kernel."""
         return _SYMBOLS[number % len(_SYMBOLS)]
-
-    @staticmethod
-    def series(groups: Sequence[CaseRows]) -> dict[str, list[CaseRows]]:
-        """Return the cases of each line, ordered by the swept value, under what sets the line apart from the others."""
-        value = _AXES[_swept(groups)]
-        series: dict[str, list[CaseRows]] = {}
-        for group in sorted(groups, key=value):
-            peers = [other.case for other in groups if value(other) == value(group)]
-            series.setdefault(distinct(group.case, peers), []).append(group)
-        return series
-
-
-def _swept(groups: Sequence[CaseRows]) -> str:
-    """Return the name of the axis with the most different values."""
-    return max(_AXES, key=lambda axis: len({_AXES[axis](group) for group in groups}))
 
 
 def _padded(values: Sequence[int]) -> tuple[float, float]:

@@ -91,3 +91,9 @@ def kernel_colour(kernel: str) -> str:
 def kernel_symbol(kernel: str) -> str:
     """Return the kernel's mark, by pyqtgraph's name: its own, or for a kernel unknown here one by its name."""
     return _KERNEL_SYMBOLS.get(kernel) or _FURTHER_SYMBOLS[sum(kernel.encode()) % len(_FURTHER_SYMBOLS)]
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """Return ``colour`` laid over ``other`` with so much of its strength: opaque, for opaque lines are drawn fast."""
+    pairs = zip(*(bytes.fromhex(text[1:]) for text in (colour, other)), strict=True)
+    return "#" + bytes(round(share * one + (1 - share) * two) for one, two in pairs).hex().upper()

@@ -51,6 +51,11 @@ class RowTable(QAbstractTableModel):
         self._entries: list[Entry] = []
         appearance().changed.connect(self._recolour)
 
+    @property
+    def entries(self) -> list[Entry]:
+        """What is shown."""
+        return self._entries
+
     def show_entries(self, entries: Sequence[Entry], *, anew: bool = False) -> None:
         """Show these, in ascending order of place. Without ``anew``, what is there already stays where it is."""
         if anew or not {entry.place for entry in self._entries} <= {entry.place for entry in entries}:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.results import Sample
+from engine.storage.run_file import MemoryPoint
 
 _FIRST = 64  # places made at once; then half as many again
 
@@ -73,3 +74,16 @@ class MemoryColumns(Columns):
 
     def __init__(self) -> None:
         super().__init__({"time_s": "f8", "process_bytes": "i8", "gpu_bytes": "i8"})
+
+    def extend(self, points: Sequence[MemoryPoint]) -> None:
+        """Add points. Raises OverflowError for bytes no machine has, which a made-up file may hold."""
+        self.append(
+            time_s=[point.time_s for point in points],
+            process_bytes=[point.process_bytes for point in points],
+            gpu_bytes=[point.gpu_bytes for point in points],
+        )
+
+    def points(self) -> tuple[MemoryPoint, ...]:
+        """Return the points as the run file holds them."""
+        columns = (self[name].tolist() for name in ("time_s", "process_bytes", "gpu_bytes"))
+        return tuple(MemoryPoint(*values) for values in zip(*columns, strict=True))

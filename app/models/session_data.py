@@ -96,13 +96,15 @@ class SessionData(QObject):
         """Show a run that was opened. Raises ValueError, and keeps what is shown, where the run contradicts itself."""
         groups = by_case(run.plan, run.results)
         series: dict[Key, SampleColumns] = {}
-        for entry in run.samples:
-            try:
+        memory = MemoryColumns()
+        try:
+            for entry in run.samples:
                 series.setdefault((entry.case, entry.kernel), SampleColumns()).extend(entry.samples)
-            except OverflowError as error:
-                raise ValueError(f"{entry.kernel} has a sample with more repeats than any machine can do") from error
+            memory.extend(run.memory)
+        except OverflowError as error:
+            raise ValueError("it holds repeats or bytes beyond what any machine can do") from error
         self._clear()
-        self.plan, self._series = run.plan, series
+        self.plan, self._series, self.memory = run.plan, series, memory
         self.case = groups[-1].case if groups else None
         self.reason = run.reason
         self._recorder(events.SessionStarted(run.run_id, run.started_at, run.plan, run.environment))
@@ -181,7 +183,7 @@ class SessionData(QObject):
     def run(self) -> RunFile | None:
         """Return the session so far as it is saved, None where there is none. Makes an object of every sample."""
         run = self._recorder.run
-        return None if run is None else msgspec.structs.replace(run, samples=self.series)
+        return None if run is None else msgspec.structs.replace(run, samples=self.series, memory=self.memory.points())
 
     def run_id(self) -> str:
         """Return the session's identity, empty where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QLabel, QStackedLayout, QVBoxLayout, QWidget
 
 
@@ -12,11 +13,15 @@ class HintStack(QWidget):
     def __init__(self, hint: str, content: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         page = QWidget()
+        page.setAutoFillBackground(True)
+        page.setBackgroundRole(QPalette.ColorRole.Base)
         label = QLabel(hint)
-        label.setProperty("role", "muted")
+        label.setProperty("role", "hint")
         label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         label.setWordWrap(True)
-        QVBoxLayout(page).addWidget(label)
+        layout = QVBoxLayout(page)
+        layout.setContentsMargins(48, 12, 48, 12)
+        layout.addWidget(label)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(page)
         self._stack.addWidget(content)

@@ -14,6 +14,7 @@ from engine.events import (
     KernelFailed,
     KernelFinished,
     KernelSkipped,
+    MemorySample,
     SampleBatch,
     SessionFinished,
     SessionStarted,
@@ -25,7 +26,7 @@ from engine.storage.atomic import replace_file
 SCHEMA = 1  # raise it when an older program could misread the file; new fields with defaults do not need it
 MAX_FILE_BYTES = 128 << 20
 MAX_ROWS = 100_000
-MAX_SAMPLES = 2_000_000  # of one kernel and case
+MAX_SAMPLES = 2_000_000  # of one kernel and case, and of memory
 
 # JSON has no such numbers; in a row they are kept as these words
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -40,6 +41,14 @@ class SampleSeries(msgspec.Struct, frozen=True, kw_only=True):
     samples: Annotated[tuple[Sample, ...], msgspec.Meta(max_length=MAX_SAMPLES)]
 
 
+class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
+    """Memory at a moment, as in ``MemorySample``."""
+
+    time_s: float
+    process_bytes: int
+    gpu_bytes: int
+
+
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     """A whole session. ``started_at`` is ISO 8601, ``reason`` how it ended: ``done``, ``cancelled`` or what broke."""
 
@@ -50,6 +59,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     results: tuple[Row, ...]
     samples: tuple[SampleSeries, ...]
+    memory: tuple[MemoryPoint, ...] = ()
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -67,6 +77,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     results: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=MAX_ROWS)]
     samples: Annotated[tuple[SampleSeries, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    memory: Annotated[tuple[MemoryPoint, ...], msgspec.Meta(max_length=MAX_SAMPLES)] = ()
 
 
 class RunRecorder:
@@ -79,6 +90,7 @@ class RunRecorder:
         self._rows: dict[tuple[int, str], Row] = {}
         self._started: SessionStarted | None = None
         self._samples: dict[tuple[int, str], list[Sample]] = {}
+        self._memory: list[MemoryPoint] = []
         self._reason = "unfinished"
 
     def __call__(self, event: Event) -> None:
@@ -88,6 +100,8 @@ class RunRecorder:
                 self._started = event
             case SampleBatch(case, kernel, samples):
                 self._samples.setdefault((case.index, kernel), []).extend(samples)
+            case MemorySample(time_s, process_bytes, gpu_bytes):
+                self._memory.append(MemoryPoint(time_s, process_bytes, gpu_bytes))
             case KernelSkipped() | KernelFinished() | KernelFailed():
                 self._rows[event.case.index, event.kernel] = event.row
             case SessionFinished(reason):
@@ -123,6 +137,7 @@ class RunRecorder:
             plan=self._started.plan,
             results=tuple(self.rows),
             samples=self.series,
+            memory=tuple(self._memory),
         )
 
 
