@@ -59,15 +59,12 @@ class CpuDevice(Device):
     ) -> None:
         self.close()
 
-    def workers(self, items: int) -> int:
-        """Return how many threads share so many items; each ``worker`` number is below it."""
-        return min(self.limits.threads, items)
+    def each(self, items: int, work: Work, should_stop: ShouldStop, workers: int | None = None) -> None:
+        """Do ``work`` for every item below ``items``, handed out in order to ``workers`` threads, and wait for all.
 
-    def each(self, items: int, work: Work, should_stop: ShouldStop) -> None:
-        """Do ``work`` for every item below ``items``, handed out in order to one thread a core, and wait for all.
-
-        The calling thread works too, and ``should_stop`` is only ever called by it. NumPy's floating-point warnings
-        are off in every worker. Raises Cancelled when ``should_stop`` answered True, else the first error of a
+        There are never more workers than the device has threads, which is also the default, or items. The calling
+        thread is one of them, and ``should_stop`` is only ever called by it. NumPy's floating-point warnings are off
+        in every worker. Raises Cancelled when ``should_stop`` answered True, else the first error of a
         worker; no item is still being worked on when this returns or raises.
         """
         next_item = itertools.count()
@@ -97,7 +94,7 @@ class CpuDevice(Device):
 
         others: list[Future[None]] = []
         try:
-            for number in range(1, self.workers(items)):
+            for number in range(1, min(self.limits.threads, items, workers or items)):
                 others.append(self._executor().submit(labour, number, halt.is_set))  # noqa: PERF401 - see finally
             labour(0, asked_to_stop)
             while wait(others, timeout=_POLL_S).not_done:

@@ -88,6 +88,7 @@ class Sight:
         self.first, self.end = np.tile(first, heads), np.tile(end, heads)
         self._start, self._stop = int(first.min()), int(end.max())  # no row sees a key outside
         self._all_from, self._all_to = int(first.max()), int(end.min())  # every row sees the keys between
+        self.blind = self.first >= self.end  # rows that see no key at all
 
     def tiles(self, keys: int) -> Iterator[Tile]:
         """Go through the keys that any row sees, in tiles of ``keys``, smaller ones where not every row sees all."""
@@ -103,10 +104,6 @@ class Sight:
     def sees(self, keys: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Tell for every row whether it sees those keys: bool [rows, len(keys)]."""
         return (self.first[:, None] <= keys) & (keys < self.end[:, None])
-
-    def blind(self) -> NDArray[np.bool_]:
-        """Tell for every row whether it sees no key at all."""
-        return self.first >= self.end
 
     def hide(self, scores: Array, tile: Tile, scratch: NDArray[np.bool_]) -> None:
         """Set what a row does not see to -inf in the ``scores`` [rows, keys] of a tile."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.blas import hold_blas
-from engine.cpu import CpuDevice, Work
 from engine.devices import Limits
 from engine.problem import AttentionProblem
-from engine.running import ShouldStop, Timing
+from engine.running import Timing
 
 Array = NDArray[np.float32]
 
 _FAR = 1e30  # scales and soft caps beyond this, or below its inverse, say no more in float32, only overflow
+_WORTHWHILE_FLOPS = 8e6  # of an item: some 100 µs of work, against half as much of Python
+_FLOPS_LOADING = 16  # what loading a number of K or V counts for
 _FOLD = 16  # rows taken as one where columns are reduced
 
 
@@ -32,16 +33,23 @@ def unsupported(problem: AttentionProblem, limits: Limits, what: str, need: int)
     return None
 
 
-def run_timed(device: CpuDevice, phases: Sequence[tuple[int, Work]], repeat: int, should_stop: ShouldStop) -> Timing:
-    """Do the phases, each (items, work), ``repeat`` times on the device's threads, and time that alone.
+def worthwhile_threads(problem: AttentionProblem, limits: Limits, items: int) -> int:
+    """Return how many threads should share a problem cut into so many items. Pure.
 
-    BLAS is held to one thread, since every core has a thread of ours.
+    Short items are mostly Python, which one thread runs at a time, so that a second only gets in its way.
     """
+    flops = 2 * problem.pairs * problem.seq_q * problem.seq_k * (problem.head_dim + problem.head_dim_v)
+    loaded = items * problem.seq_k * (problem.head_dim + problem.head_dim_v)
+    worthwhile = flops + _FLOPS_LOADING * loaded >= _WORTHWHILE_FLOPS * items
+    return min(limits.threads, items) if worthwhile else 1
+
+
+def run_timed(once: Callable[[], None], repeat: int) -> Timing:
+    """Call ``once`` ``repeat`` times and time that, BLAS held to one thread, since every core has a thread of ours."""
     with hold_blas(1):
         begin = time.perf_counter()
         for _ in range(repeat):
-            for items, work in phases:
-                device.each(items, work, should_stop)
+            once()
         return Timing(wall_ms=(time.perf_counter() - begin) * 1e3)
 
 

@@ -42,6 +42,7 @@ from engine.kernels.cpu_common import (
     run_timed,
     take_nonfinite,
     unsupported,
+    worthwhile_threads,
 )
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
@@ -72,7 +73,7 @@ class CpuFlash(Kernel):
         if problem.key_mask is not None:
             workspace += 4 * blocks.keys * max(problem.head_dim, problem.head_dim_v)  # gathered, then copied
         numbers = sum(keys.nbytes for keys in shown_keys(problem))
-        return problem.tensor_bytes + min(limits.threads, blocks.count) * workspace + numbers
+        return problem.tensor_bytes + worthwhile_threads(problem, limits, blocks.count) * workspace + numbers
 
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, *, want_lse: bool = False
@@ -93,6 +94,14 @@ class _Workspace:
         self.hidden = np.zeros(rows * blocks.keys if problem.causal else 0, np.bool_)
         self.sums = np.zeros((rows, problem.head_dim_v + 1), np.float32)
         self.tile_sums = np.zeros((rows, problem.head_dim_v + 1), np.float32)
+        self._sight: tuple[tuple[int, int], Sight] | None = None
+
+    def sight(self, problem: AttentionProblem, shown: list[KeyNumbers], heads: int, batch: int, rows: slice) -> Sight:
+        """Return what the rows see; the last answer is kept, since blocks of the same rows follow one another."""
+        at = (batch if shown else 0, rows.start)
+        if self._sight is None or self._sight[0] != at:
+            self._sight = at, Sight(problem, shown[batch] if shown else None, heads, rows)
+        return self._sight[1]
 
 
 class _PreparedFlash(Prepared):
@@ -108,11 +117,16 @@ class _PreparedFlash(Prepared):
         self._lse: Array | None = np.empty(problem.output_shape[:3], np.float32) if want_lse else None
         self._shown = shown_keys(problem)
         self._bounds = np.empty((problem.batch * problem.kv_heads, 2, problem.head_dim_v), np.float32)
-        self._workspaces = [_Workspace(problem, self._blocks) for _ in range(device.workers(self._blocks.count))]
+        self._bounded = np.zeros(len(self._bounds), np.bool_)  # whether found in this run
+        threads = worthwhile_threads(problem, device.limits, self._blocks.count)
+        self._workspaces = [_Workspace(problem, self._blocks) for _ in range(threads)]
 
     def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
-        phases = [(len(self._bounds), self._find_bounds), (self._blocks.count, self._block)]
-        return run_timed(self._device, phases, repeat, should_stop)
+        def once() -> None:
+            self._bounded.fill(False)
+            self._device.each(self._blocks.count, self._block, should_stop, len(self._workspaces))
+
+        return run_timed(once, repeat)
 
     def poison(self) -> None:
         self._output.fill(np.nan)
@@ -129,18 +143,21 @@ class _PreparedFlash(Prepared):
         """Return the index of the keys from ``start`` to before ``stop``, counted without those that are hidden."""
         return self._shown[batch][start:stop] if self._shown else slice(start, stop)
 
-    def _find_bounds(self, worker: int, number: int, stopped: ShouldStop) -> None:
-        """Find the least and the greatest of each column of a head's values."""
-        batch, kv_head = divmod(number, self._problem.kv_heads)
-        v = self._inputs.v[batch, kv_head]
+    def _bounds_of(self, batch: int, kv_head: int) -> tuple[Array, Array]:
+        """Return the least and the greatest of each column of a head's values; the first block to ask finds them."""
+        number = batch * self._problem.kv_heads + kv_head
+        if not self._bounded[number]:
+            v = self._inputs.v[batch, kv_head]
+            low, high = np.full((2, self._problem.head_dim_v), [[np.inf], [-np.inf]], np.float32)
+            keys, step = (len(self._shown[batch]), self._blocks.keys) if self._shown else (len(v), len(v))
+            for start in range(0, keys, step):  # hidden values leave gaps, so a mask costs a copy, tile by tile
+                tile_low, tile_high = bounds(v[self._keys(batch, start, start + step)])
+                np.minimum(low, tile_low, out=low)
+                np.maximum(high, tile_high, out=high)
+            self._bounds[number] = low, high
+            self._bounded[number] = True  # last, for blocks of the same head in other threads
         low, high = self._bounds[number]
-        low.fill(np.inf)
-        high.fill(-np.inf)
-        keys, step = (len(self._shown[batch]), self._blocks.keys) if self._shown else (len(v), len(v))
-        for start in range(0, keys, step):  # hidden values leave gaps, so a mask costs a copy, tile by tile
-            tile_low, tile_high = bounds(v[self._keys(batch, start, start + step)])
-            np.minimum(low, tile_low, out=low)
-            np.maximum(high, tile_high, out=high)
+        return low, high
 
     def _block(self, worker: int, number: int, stopped: ShouldStop) -> None:
         """Compute one block of query rows, tile by tile of keys."""
@@ -148,8 +165,8 @@ class _PreparedFlash(Prepared):
         batch, heads, rows = self._blocks.block(problem, number)
         kv_head = heads.start // problem.group
         k, v = self._inputs.k[batch, kv_head], self._inputs.v[batch, kv_head]
-        sight = Sight(problem, self._shown[batch] if self._shown else None, self._blocks.heads, rows)
-        low, high = self._bounds[batch * problem.kv_heads + kv_head]
+        sight = work.sight(problem, self._shown, self._blocks.heads, batch, rows)
+        low, high = self._bounds_of(batch, kv_head)
         finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
         softmax = _OnlineSoftmax(problem, work, self._inputs.q[batch, heads, rows].reshape(-1, problem.head_dim))
 
@@ -167,14 +184,14 @@ class _PreparedFlash(Prepared):
             weights = softmax.add(tile.rows, keys, values, hide)
             add_nonfinite(softmax.sums[tile.rows, :-1], weights, bad, taken, sight.sees(tile.start + bad)[tile.rows])
 
-        blind = sight.blind()
         output = self._output[batch, heads, rows].reshape(-1, problem.head_dim_v)
         np.divide(softmax.sums[:, :-1], softmax.sums[:, -1:], out=output)
         if finite:
             np.clip(output, low, high, out=output)
-        output[blind] = 0
+        output[sight.blind] = 0
         if self._lse is not None:
-            self._lse[batch, heads, rows] = np.where(blind, -np.inf, softmax.lse()).reshape(self._blocks.heads, -1)
+            lse = np.where(sight.blind, -np.inf, softmax.lse())
+            self._lse[batch, heads, rows] = lse.reshape(self._blocks.heads, -1)
 
 
 class _OnlineSoftmax:

@@ -24,6 +24,7 @@ from engine.kernels.cpu_common import (
     run_timed,
     take_nonfinite,
     unsupported,
+    worthwhile_threads,
 )
 from engine.masks import visible
 from engine.problem import AttentionProblem
@@ -79,10 +80,14 @@ class _PreparedNaive(Prepared):
         self.variant = "whole matrix"
 
     def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
-        strips = self._problem.pairs * self._strips
-        return run_timed(
-            self._device, [(strips, self._score), (strips, self._soften), (strips, self._average)], repeat, should_stop
-        )
+        items = self._problem.pairs * self._strips
+        threads = worthwhile_threads(self._problem, self._device.limits, items)
+
+        def once() -> None:
+            for work in (self._score, self._soften, self._average):
+                self._device.each(items, work, should_stop, threads)
+
+        return run_timed(once, repeat)
 
     def poison(self) -> None:
         self._output.fill(np.nan)

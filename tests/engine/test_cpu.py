@@ -35,7 +35,6 @@ def test_threads_and_memory_can_be_chosen() -> None:
     with open_cpu(threads=3, memory_bytes=1000) as device:
         assert device.limits.threads == 3
         assert device.limits.memory_bytes == 1000
-        assert [device.workers(items) for items in (1, 3, 9)] == [1, 3, 3]
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"threads": -1}, {"memory_bytes": 0}])
@@ -63,8 +62,15 @@ def test_every_item_is_done_once_by_a_worker_in_range(threads: int, items: int) 
     done: list[tuple[int, int]] = []
     with open_cpu(threads) as device:
         device.each(items, lambda worker, item, stopped: done.append((worker, item)), never_stop)
-        assert all(worker < max(device.workers(items), 1) for worker, _ in done)
+    assert all(worker < max(min(threads, items), 1) for worker, _ in done)
     assert sorted(item for _, item in done) == list(range(items))
+
+
+def test_fewer_workers_can_be_asked_for() -> None:
+    workers: set[int] = set()
+    with open_cpu(threads=3) as device:
+        device.each(50, lambda worker, item, stopped: workers.add(worker), never_stop, workers=1)
+    assert workers == {0}
 
 
 def test_threads_work_at_the_same_time() -> None:

@@ -154,6 +154,19 @@ def test_results_do_not_depend_on_the_number_of_threads(name: str, options: dict
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_short_items_stay_on_one_thread(name: str) -> None:
+    """A problem of many short items is mostly Python, which one thread runs at a time."""
+    for options, threads in (({"heads": 48, "seq_q": 67, "head_dim": 32}, 1), ({"heads": 4, "seq_q": 600}, 2)):
+        problem = AttentionProblem(**options)
+        before = threading.active_count()
+        with open_cpu(threads=2) as device:
+            prepared = get_kernel(name).prepare(problem, seeded(problem, 0), device)
+            prepared.run()
+            assert threading.active_count() - before == threads - 1
+            prepared.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_threads_and_blas_are_left_as_found(name: str) -> None:
     problem = AttentionProblem(heads=4, seq_q=300, head_dim=16)
     before = threading.enumerate()
@@ -182,8 +195,8 @@ def test_blas_and_threads_come_back_after_an_error(cpu_kernel, monkeypatch: pyte
         raise MemoryError("no room")
 
     prepared = cpu_kernel.kernel.prepare(problem, seeded(problem, 0), cpu_kernel.device)
-    monkeypatch.setattr(type(prepared), "_find_bounds", broken, raising=False)
-    monkeypatch.setattr(type(prepared), "_strip", broken, raising=False)
+    monkeypatch.setattr(type(prepared), "_block", broken, raising=False)
+    monkeypatch.setattr(type(prepared), "_score", broken, raising=False)
     with pytest.raises(MemoryError, match="no room"):
         prepared.run()
     assert blas_threads() == found
