@@ -29,18 +29,47 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _status(words: Sequence[str]) -> int:
     _give_drivers_a_folder()
-    import typer
-
-    from app.cli import COMMANDS, UsageError, command_line, open_files
+    from app.usage import COMMANDS, UsageError
 
     try:
-        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-            return open_files(words)
+        if words and (words[0].startswith("-") or words[0] in COMMANDS):
+            return _command(words)
+        return _window(words)
+    except UsageError as error:
+        return _complain(str(error))
+
+
+def _command(words: Sequence[str]) -> int:
+    import typer
+
+    from app.cli import command_line
+
+    try:
         return command_line(words)
     except typer.TyperException as error:
         return _complain(error.format_message() if hasattr(error, "format_message") else str(error))
-    except UsageError as error:
-        return _complain(str(error))
+
+
+def _window(paths: Sequence[str]) -> int:
+    """Open the window with files in it; without a display print the saved runs among them."""
+    from app.display import why_no_window
+    from app.usage import UsageError, check_files
+
+    check_files(paths)
+    reason = why_no_window()
+    if reason is not None and paths:
+        from app.saved_runs import print_runs
+
+        print_runs(paths)
+        print(f"No window can open: {reason}; the results are printed instead.", file=sys.stderr)
+        return 0
+    if reason is not None:
+        raise UsageError(f"no window can open: {reason}; race with `flashscope run`, or see `flashscope --help`")
+    try:
+        from app.application import open_window
+    except ImportError as error:  # Qt lacks a library
+        raise UsageError(f"no window can open: {error}; `flashscope doctor` names what mends it") from error
+    return open_window(paths)
 
 
 def _complain(sentence: str) -> int:

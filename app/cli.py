@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import engine
 from app import options
 from app.options import Rule, Shape
 from app.outputs import Outputs
+from app.terminal import console
+from app.usage import UsageError
 from engine.kernels.registry import DEFAULT_KERNELS
-
-COMMANDS = ("run", "devices", "doctor")
-_WIDTH_OF_A_FILE = 120  # where standard output is no terminal and COLUMNS does not say otherwise
 
 _cli = typer.Typer(
     name="flashscope",
@@ -29,41 +25,12 @@ _cli = typer.Typer(
 )
 
 
-class UsageError(Exception):
-    """The words of the command line cannot be followed; the message is one sentence for whoever typed them."""
-
-
 def command_line(words: Sequence[str]) -> int:
     """Follow the words of a command line and return the exit status.
 
     Raises typer.TyperException or UsageError, with one sentence, where that is not possible.
     """
     return _cli_command.main(args=list(words), prog_name="flashscope", standalone_mode=False) or 0
-
-
-def open_files(paths: Sequence[str]) -> int:
-    """Print the result of every saved run. Raises UsageError for a file that is none."""
-    from app.outcome import by_case
-    from app.table import print_report
-    from engine.storage import run_file
-
-    found = []
-    for path in paths:
-        if not Path(path).exists():
-            raise UsageError(f"{path!r} is neither a command ({', '.join(COMMANDS)}) nor a file")
-        try:
-            run = run_file.load(path)
-            found.append((path, by_case(run.plan, run.results)))
-        except OSError as error:
-            raise UsageError(f"{path} could not be read: {error.strerror}") from error
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    console = _console()
-    for path, groups in found:
-        if len(found) > 1:
-            console.rule(path)
-        print_report(console, groups)
-    return 0
 
 
 @_cli.callback(invoke_without_command=True)
@@ -73,7 +40,7 @@ def root(
 ) -> int:
     """FlashScope races attention kernels: checked against a float64 reference, timed, and measured in memory.
 
-    A FILE in place of a command is a run saved by `run --json`: its result is printed.
+    Without a command the window opens; FILEs in place of one are opened in it: runs saved by `run --json`, or tensors.
     """
     if version:
         print(f"flashscope {engine.__version__}")
@@ -156,7 +123,7 @@ def run(
         raise UsageError(str(error)) from error
     from app.race import race
 
-    return race(plan, outputs, _console(quiet=quiet))
+    return race(plan, outputs, console(quiet=quiet))
 
 
 @_cli.command()
@@ -174,7 +141,7 @@ def devices() -> int:
     except DeviceUnavailable as error:
         chosen = str(error)
     with open_cpu() as cpu:
-        print_devices(_console(), gpus, cpu.info, chosen)
+        print_devices(console(), gpus, cpu.info, chosen)
     return 0
 
 
@@ -185,7 +152,7 @@ def doctor() -> int:
     from engine.doctor import doctor as examine
 
     checks = examine()
-    print_checks(_console(), checks)
+    print_checks(console(), checks)
     return int(any(check.status == "missing" for check in checks))
 
 
@@ -199,9 +166,3 @@ def _list_kernels() -> int:
         kernel = get_kernel(name)
         print(f"{name:<12} {kernel.summary}")
     return 0
-
-
-def _console(*, quiet: bool = False) -> Console:
-    """Return the console of standard output; a file gets wide lines unless COLUMNS says otherwise."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
-    return Console(quiet=quiet, width=width)

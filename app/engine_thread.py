@@ -53,7 +53,8 @@ class EngineBridge(QObject):
         self._stop = threading.Event()
         self._closing = threading.Event()
         self._incoming: deque[Event] = deque()  # filled by the thread, emptied by the window
-        self._samples: list[Event] = []
+        self._samples: list[Event] = []  # out of it, and not drained yet
+        self._telling = False
         self._thread = _EngineThread()
         self._arrived.connect(self._deliver)
         self._call.connect(self._make)
@@ -97,7 +98,7 @@ class EngineBridge(QObject):
 
     def drain(self) -> list[Event]:
         """Return the SampleBatch and MemorySample events that are due, in order."""
-        while self._incoming and _is_sample(self._incoming[0]):
+        while not self._telling and self._incoming and _is_sample(self._incoming[0]):
             self._samples.append(self._incoming.popleft())
         due, self._samples = self._samples, []
         return due
@@ -181,7 +182,11 @@ class EngineBridge(QObject):
                 continue
             if isinstance(event, SessionFinished):
                 self._set_state(EngineState.IDLE)
-            self.happened.emit(event)
+            self._telling = True  # what is drained meanwhile came before this event
+            try:
+                self.happened.emit(event)
+            finally:
+                self._telling = False
 
     @Slot(object)
     def _make(self, call: Callable[[], None]) -> None:

@@ -8,31 +8,22 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from PySide6.QtCore import QObject, QSize, Signal
 from PySide6.QtWidgets import QMenu, QWidget
 
 from app import autosave, questions
 from app.autosave import Autosave, Kept
+from app.charts.tab import ChartTab
 from app.dialogs.export_picture import ExportPicture
 from app.models.session_data import SessionData
 from app.notices import Notices, Tone
 from app.questions import Answer
 from app.settings import SettingsStore
+from app.usage import TENSOR_ENDINGS
 from engine.storage import csv_report, run_file
 
-TENSOR_ENDINGS = (".npz", ".npy", ".safetensors")
 _RUNS = "FlashScope runs (*.json);;All files (*)"
-
-
-class Chart(Protocol):
-    """What a tab with a chart can do; each raises OSError where a file cannot be written."""
-
-    def chart_widget(self) -> QWidget: ...  # noqa: D102
-    def export_png(self, path: Path, scale: float) -> None: ...  # noqa: D102
-    def export_svg(self, path: Path) -> None: ...  # noqa: D102
-    def copy_image(self) -> None: ...  # noqa: D102
 
 
 class Files(QObject):
@@ -130,7 +121,7 @@ class Files(QObject):
             series = self._data.series
             self._write(lambda: csv_report.write_samples(path, self._data.run_id(), series), path)
 
-    def export_picture(self, chart: Chart, title: str) -> None:
+    def export_picture(self, chart: ChartTab, title: str) -> None:
         """Ask for format, scale and file, and write the chart."""
         widget = chart.chart_widget()
         size = QSize(widget.width(), widget.height())

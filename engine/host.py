@@ -24,7 +24,7 @@ from engine.worker import Answer, Ask, Broke, Question, Run, Stop, work
 
 PATIENCE_S = 5.0  # that a stop may take before the worker is ended
 _LOOK_S = 0.05  # how often should_stop is asked
-_LAST_LINES = 20
+_LAST_LINES = 40
 _TAIL_BYTES = 16 << 10
 _LEAVE_S = 1.0  # for a worker that was told to go, before it is ended
 _FATES = {
@@ -85,8 +85,10 @@ class Host:
 
     def start(self) -> None:
         """Start the worker unless it lives already. Raises OSError where the system has no room for a process."""
-        if self._process is not None and self._process.is_alive():
-            return
+        if self._process is not None and self._connection is not None and self._process.is_alive():
+            with contextlib.suppress(OSError):
+                if not self._connection.poll():  # an idle worker has nothing to say: what can be read is its end
+                    return
         self._leave()
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="flashscope-", ignore_cleanup_errors=True)
@@ -118,7 +120,7 @@ class Host:
             self._send(Run(plan))
             for event in self._events(should_stop):
                 unfinished(event)
-                emit(event)
+                self._pass_on(event, emit)
                 if isinstance(event, SessionFinished):
                     return
             reason, why, said = "cancelled", "stopped", [LogLine("warning", self._insisted())]
@@ -185,6 +187,13 @@ class Host:
                 self._leave()
                 return
 
+    def _pass_on(self, event: Event, emit: Callable[[Event], None]) -> None:
+        try:
+            emit(event)
+        except BaseException:  # nobody listens any more: the rest of the run must not meet the next one
+            self._leave()
+            raise
+
     def _insisted(self) -> str:
         return f"the engine did not stop within {self._patience_s:g} s and was ended; a new one takes the next run"
 
@@ -250,7 +259,8 @@ class Host:
         if process.is_alive():
             process.kill()
             process.join()
-        process.close()
+        with contextlib.suppress(ValueError):  # something else in this program has waited for it, and took its status
+            process.close()
 
 
 def _fate(code: int | None) -> str:

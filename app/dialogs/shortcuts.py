@@ -14,13 +14,6 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-# Keys that belong to widgets rather than to actions; sequences are made later, for they need a QGuiApplication
-_BESIDES = {
-    "Tables: copy the selected rows": QKeySequence.StandardKey.Copy,
-    "Move between controls": Qt.Key.Key_Tab,
-    "Close a dialog": Qt.Key.Key_Escape,
-}
-
 
 class Shortcuts(QDialog):
     """A table of what can be done and the keys that do it."""
@@ -57,7 +50,11 @@ def shortcuts_of(window: QWidget) -> list[tuple[str, str]]:
         if action.shortcuts()
     ]
     found += [(shortcut.whatsThis(), shortcut.keys()) for shortcut in window.findChildren(QShortcut)]
-    found += [(what, [QKeySequence(keys)]) for what, keys in _BESIDES.items()]
+    found += [  # keys that belong to widgets rather than to actions
+        ("Tables: copy the selected rows", [QKeySequence(QKeySequence.StandardKey.Copy)]),
+        ("Move between controls", [QKeySequence("Tab")]),
+        ("Close a dialog", [QKeySequence("Esc")]),
+    ]
     native = QKeySequence.SequenceFormat.NativeText
     lines = {
         what: ", ".join(key.toString(native) for key in keys if not key.isEmpty()) for what, keys in found if what

@@ -1,86 +1,20 @@
-"""Made-up races for the tests of the application, and the program itself, run within the test's process."""
+"""Made-up races, the program itself within the test's process, an engine to script, and a watch on leftovers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
+import leftovers
 import pytest
+from made_up import make_row
+from scripted_engine import ScriptedEngine
 
 from app.__main__ import main
 from app.outcome import CaseRows
 from engine.plan import Case
 from engine.problem import AttentionProblem
 from engine.results import Row, Status
-
-SOFTWARE = {
-    "device": "llvmpipe (LLVM 15.0.6, 256 bits)",
-    "adapter_type": "software",
-    "backend": "vulkan",
-    "driver": "Mesa 22.3.6 (LLVM 15.0.6)",
-}
-PROCESSOR = {
-    "device": "AMD EPYC 7B13 64-Core Processor",
-    "adapter_type": "cpu",
-    "backend": "numpy",
-    "driver": "numpy 2.4.6, OpenBLAS 0.3.30",
-}
-
-
-def make_row(case: Case, kernel: str, wall_ms: float | None = None, **fields: Any) -> Row:
-    """Return a row of ``kernel``: verified and timed at ``wall_ms``, or whatever ``fields`` say instead."""
-    problem = case.problem
-    gpu = kernel.startswith("gpu")
-    naive = kernel.endswith("naive")
-    scratch = problem.score_bytes if naive else 700_000
-    known: dict[str, Any] = {
-        "run_id": "20261130-121314-a1b2",
-        "started_at": "2026-11-30T12:13:14+00:00",
-        "kernel": kernel,
-        "status": Status.OK,
-        **(SOFTWARE if gpu else PROCESSOR),
-        "dtype": problem.dtype,
-        "batch": problem.batch,
-        "heads": problem.heads,
-        "kv_heads": problem.kv_heads,
-        "seq_q": problem.seq_q,
-        "seq_k": problem.seq_k,
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
-        "causal": problem.causal,
-        "scale": problem.scale,
-        "input": case.input,
-        "threads": case.threads or 2,
-        "app_version": "0.1.0",
-        "numpy_version": "2.4.6",
-        "wgpu_version": "0.32.0",
-        "python_version": "3.11.2",
-        "cpu": "AMD EPYC 7B13 64-Core Processor",
-        "blas": "OpenBLAS 0.3.30",
-        "blas_threads": 2,
-        "os": "Linux 6.1",
-    }
-    if wall_ms is not None:
-        gflops = problem.flops() / wall_ms / 1e6
-        known |= {
-            "samples": 40,
-            "clock": "gpu" if gpu else "wall",
-            "wall_ms_median": wall_ms,
-            "wall_ms_iqr": wall_ms * 0.04,
-            "wall_ms_min": wall_ms * 0.97,
-            "gpu_ms_median": wall_ms * 0.9 if gpu else None,
-            "gflops": gflops,
-            "percent_of_peak": min(99.0, gflops / 1.3),
-            "speedup_vs_naive": 1.0 if naive else 1.42,
-            "scratch_bytes": scratch,
-            "peak_bytes": problem.tensor_bytes + scratch,
-            "verified": True,
-            "max_abs_err": 2.1e-7,
-            "max_rel_err": 8e-8,
-            "nonfinite": 0,
-        }
-    return Row(**(known | fields))
 
 
 @pytest.fixture(name="make_row")
@@ -155,3 +89,26 @@ def flashscope(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
         return Ended(ending.value.code, captured.out, captured.err)
 
     return run
+
+@pytest.fixture
+def no_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no display that a window could open on."""
+    for name in ("QT_QPA_PLATFORM", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    """Give an engine that tells of a whole race at once, until a test gives it another script."""
+    return ScriptedEngine()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a thread, a process, or with Qt a timer or a window behind."""
+    if "qapp" in request.fixturenames:
+        request.getfixturevalue("qapp")
+    before = leftovers.running()
+    yield
+    assert leftovers.running() - before == set(), "left running"

@@ -150,6 +150,7 @@ def test_a_folder_that_cannot_be_written(
         (None, ("saved.json", "neither a command", "run, devices, doctor")),
     ],
 )
+@pytest.mark.usefixtures("no_display")
 def test_files_that_are_no_runs(
     flashscope: Program, tmp_path: Path, content: str | None, words: tuple[str, ...]
 ) -> None:
@@ -178,3 +179,20 @@ def test_from_a_shell_in_a_bare_environment(tmp_path: Path) -> None:
     assert ended.stderr.startswith("device 'nope' is unknown")
     assert ended.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_display")
+def test_no_window_without_a_display(flashscope: Program, tmp_path: Path) -> None:
+    refused(flashscope(), "no window can open", "DISPLAY", "flashscope run")
+    (tmp_path / "q.npz").write_bytes(b"")
+    refused(flashscope("q.npz"), "q.npz holds tensors", "--input q.npz")
+
+
+def test_no_window_where_the_display_does_not_answer(
+    flashscope: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QT_QPA_PLATFORM", "xcb")
+    monkeypatch.setenv("DISPLAY", ":9317")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    refused(flashscope(), "no window can open", "the display :9317 does not answer")

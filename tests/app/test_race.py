@@ -113,6 +113,7 @@ def test_a_session_that_breaks_says_so(flashscope: Program, script: Any) -> None
     assert "cpu-flash" in ended.out
 
 
+@pytest.mark.usefixtures("no_display")
 def test_every_file_is_written(flashscope: Program, script: Any, tmp_path: Path) -> None:
     script(OK, SKIPPED)
     files = ("--csv", "out.csv", "--json", "out.json", "--png", "out.png", "--samples-csv", "samples.csv")

@@ -1,0 +1,50 @@
+"""What runs in this process and below it: threads, processes, and with Qt its threads, timers and windows."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import psutil
+
+
+def running() -> set[str]:
+    """Return all of it, each by what it is and its identity."""
+    found = _qt() if "PySide6.QtWidgets" in sys.modules else set()  # first: it lets go of what is to be deleted
+    return found | _threads() | _processes()
+
+
+def _threads() -> set[str]:
+    return {f"thread {t.name}" for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+
+
+def _processes() -> set[str]:
+    children = psutil.Process().children(recursive=True)
+    return {f"process {child.pid}" for child in children if not _may_stay(child)}
+
+
+def _may_stay(process: psutil.Process) -> bool:
+    """Whether it is multiprocessing's own helper, which lives as long as the program, or has ended meanwhile."""
+    try:
+        return process.status() == "zombie" or any("resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return True
+
+
+def _qt() -> set[str]:
+    import shiboken6
+    from PySide6.QtCore import QCoreApplication, QEvent, QThread, QTimer
+    from PySide6.QtWidgets import QApplication
+
+    if QApplication.instance() is None:
+        return set()
+    gc.collect()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    found = {f"window {type(widget).__name__} {id(widget):x}" for widget in QApplication.topLevelWidgets()}
+    for thing in gc.get_objects():
+        if isinstance(thing, QTimer) and shiboken6.isValid(thing) and thing.isActive():
+            found.add(f"timer {id(thing):x} of {thing.parent()}")
+        if isinstance(thing, QThread) and shiboken6.isValid(thing) and thing.isRunning():
+            found.add(f"Qt thread {thing.objectName() or id(thing)}")
+    return found
