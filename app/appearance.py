@@ -87,7 +87,7 @@ def _style_sheet(palette: Palette) -> str:
         }}
         QHeaderView::section {{
             color: {palette.muted}; background: {palette.window}; border: none;
-            border-bottom: 1px solid {palette.rule}; padding: 4px 8px;
+            border-bottom: 1px solid {palette.rule}; padding: 4px 6px;
         }}
         QHeaderView::up-arrow, QHeaderView::down-arrow {{ subcontrol-position: top center; }}
         QLabel[role="answer"] {{ font-size: 14pt; font-weight: 600; }}

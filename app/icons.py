@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pyqtgraph as pg
-from PySide6.QtCore import QPointF, Qt
+from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QColor, QIcon, QPainter, QPen, QPixmap, QPixmapCache
 
 from app.appearance import appearance
@@ -13,6 +13,7 @@ from app.theme import Palette, kernel_symbol
 from engine.results import Status
 
 _SIDE = 16
+_MARK = 0.7  # of the icon's side
 _PIXELS = 3  # to a unit, for screens of any density
 
 # strokes from 0 to 16, right and down
@@ -27,7 +28,20 @@ _STROKES: dict[Status, tuple[tuple[tuple[float, float], ...], ...]] = {
 
 def kernel_icon(kernel: str) -> QIcon:
     """Return the kernel's mark in its colour, as the charts draw it."""
-    return _drawn(kernel, lambda painter, palette: _draw_kernel(painter, kernel, palette))
+    whole = QRectF(0, 0, _SIDE, _SIDE)
+    return _drawn(kernel, lambda painter, palette: draw_mark(painter, whole, kernel, palette.kernel(kernel)))
+
+
+def draw_mark(painter: QPainter, place: QRectF, kernel: str, colour: str) -> None:
+    """Draw the kernel's mark into a square."""
+    painter.save()
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(QColor(colour))
+    painter.translate(place.center())
+    painter.scale(_MARK * place.width(), _MARK * place.height())  # pyqtgraph draws symbols in a square of side 1
+    painter.drawPath(pg.graphicsItems.ScatterPlotItem.Symbols[kernel_symbol(kernel)])
+    painter.restore()
 
 
 def status_icon(status: Status) -> QIcon:
@@ -57,14 +71,6 @@ def _drawn(name: str, draw: Callable[[QPainter, Palette], None]) -> QIcon:
         painter.end()
         QPixmapCache.insert(key, pixmap)
     return QIcon(pixmap)
-
-
-def _draw_kernel(painter: QPainter, kernel: str, palette: Palette) -> None:
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(QColor(palette.kernel(kernel)))
-    painter.translate(_SIDE / 2, _SIDE / 2)
-    painter.scale(11, 11)  # pyqtgraph draws its symbols in a square of side 1
-    painter.drawPath(pg.graphicsItems.ScatterPlotItem.Symbols[kernel_symbol(kernel)])
 
 
 def _draw_status(painter: QPainter, status: Status, palette: Palette) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.appearance import appearance
 from app.bar_scale import BarScale
-from app.icons import kernel_icon
+from app.icons import draw_mark
 from app.local_numbers import localised
 from app.theme import Palette, mixed
 from app.units import duration, size
@@ -21,7 +22,7 @@ _NAMES = 150
 _GAP = 28
 _TITLE = 24
 _AXIS = 22
-_TALLEST, _LEAST = 54.0, 30.0  # of a kernel's row
+_TALLEST, _LEAST = 54.0, 36.0  # of a kernel's row
 _ICON = 16
 _MARKS = {
     Status.OK: "verified",
@@ -57,7 +58,6 @@ class BarsView(QWidget):
         super().__init__(parent)
         self._rows: tuple[Row, ...] = ()
         self._highlighted: str | None = None
-        self.pen_scale = 1.0  # the painter widens pens by itself
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setAccessibleName("Latency and memory of each kernel as bars; the table below has the figures")
 
@@ -137,7 +137,7 @@ class _Drawing:
     def titles(self, latency: _Panel, memory: _Panel) -> None:
         """Draw the two panels' titles, axes and rules."""
         for panel, title, explained, of_bytes in (
-            (latency, "Latency", "ms, median of the wall clock; whiskers: IQR", False),
+            (latency, "Latency", "median wall ms, whiskers: IQR", False),
             (memory, "Memory", "peak (pale) and scratch (full)", True),
         ):
             log = ", log scale" if panel.scale.log else ""
@@ -145,16 +145,20 @@ class _Drawing:
             used = self._text(QRectF(area.left(), 0, area.width(), _TITLE - 6), title, self._bold, self._palette.ink)
             rest = QRectF(area.left() + used + 6, 0, area.width() - used - 6, _TITLE - 6)
             self._text(rest, explained + log, self._small, self._palette.muted)
+            free = -math.inf  # where the next mark's text may begin
             for x, text in panel.marks(of_bytes=of_bytes):
                 self._painter.setPen(QPen(QColor(self._palette.rule), 1))
                 self._painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
-                label = QRectF(x - 50, area.bottom() + 2, 100, _AXIS - 2)
-                self._text(label, text, self._small, self._palette.muted, Qt.AlignmentFlag.AlignHCenter)
+                half = QFontMetricsF(self._small).horizontalAdvance(text) / 2 + 4
+                if x - half >= free:
+                    label = QRectF(x - half, area.bottom() + 2, 2 * half, _AXIS - 2)
+                    self._text(label, text, self._small, self._palette.muted, Qt.AlignmentFlag.AlignHCenter)
+                    free = x + half
 
     def name(self, place: QRectF, row: Row) -> None:
         """Draw a kernel's mark and name, how its turn ended, and on what."""
         middle = place.center().y()
-        kernel_icon(row.kernel).paint(self._painter, 0, round(middle - _ICON), _ICON, _ICON)
+        draw_mark(self._painter, QRectF(0, middle - _ICON, _ICON, _ICON), row.kernel, self._colour(row.kernel))
         where = f" · {row.adapter_type}" if row.adapter_type not in (None, "cpu") else ""
         upper = QRectF(_ICON + 6, middle - 17, place.width() - _ICON - 6, 17)
         self._text(upper, row.kernel, self._bold, self._palette.ink)

@@ -31,7 +31,7 @@ KEYS = (
 
 
 class Chart(pg.PlotWidget):
-    """A plot with our axes. ``pen_scale`` widens pens in pictures of more than one pixel to a unit."""
+    """A plot with our axes. ``pen_scale`` widens pens in pictures, where a unit may be several pixels."""
 
     crosshair_moved = Signal(object)  # x in the view, None where there is no crosshair
 
@@ -42,6 +42,7 @@ class Chart(pg.PlotWidget):
         self.y_axis = Axis("left", log=log_y, of_bytes=bytes_y)
         super().__init__(parent, axisItems={"bottom": self.x_axis, "left": self.y_axis})
         self.pen_scale = 1.0
+        self.in_vectors = False  # marks as paths, for a picture, in place of copies of one drawing
         self._crosshair = pg.InfiniteLine(angle=90)
         self._crosshair.setZValue(50)
         self._crosshair.hide()

@@ -36,7 +36,7 @@ class CompareTab(ChartTab):
         self.case.setToolTip("Which case of the session is compared.")
         self.baseline = QComboBox()
         self.baseline.setAccessibleName("Baseline")
-        self.baseline.setToolTip("What the last column's speed-ups are against.")
+        self.baseline.setToolTip("What the speed-ups in the table are against.")
         for text, combo in (("", self.case), ("against", self.baseline)):
             if text:
                 self.controls.addWidget(QLabel(text))
@@ -92,10 +92,10 @@ class CompareTab(ChartTab):
         said = answer((group,))
         if self.data.running and len(group.rows) < len(self.data.kernels):
             said = f"So far: {said}"
-        self.say(said, "\n".join((place + common([group.case]), *adapters((group,)))))
+        self.say(said, f"{place}{common([group.case])}\n{' — '.join(adapters((group,)))}".strip())
         self.bars.show_rows(group.rows, self.legend.hidden, self.legend.highlighted)
         self.model.show_rows(group.rows, self.baseline.currentData())
-        self.table.resizeColumnsToContents()
+        self.table.fit_columns()
 
     def _offer(self, groups: tuple[CaseRows, ...]) -> None:
         """List the cases with results; follow the newest as long as nobody has chosen another."""

@@ -173,6 +173,8 @@ class _KernelItems:
         band = QColor(colour)
         band.setAlpha(_BAND * 2 if strong else _BAND)
         self._band.setBrush(band)
+        for scatter in (self._curve.scatter, self._first):
+            scatter.opts["useCache"] = not chart.in_vectors
         known = np.isfinite(first)
         before = [x[0] if chart.by_time else 0.0] * int(known.sum())
         self._first.setData(before, first[known], pen=chart.pen(colour, 1.6), brush=palette.paper)

@@ -6,6 +6,7 @@ from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPushButton, QSplitter, QVBoxLayout, QWidget
 
 from app.appearance import appearance
+from app.charts.chart import Chart
 from app.charts.live_latency import LatencyChart
 from app.charts.live_memory import MemoryChart
 from app.charts.tab import ChartTab
@@ -131,9 +132,9 @@ class LiveTab(ChartTab):
             f"<span style='color:{palette.ink}'>━</span> GPU memory held &nbsp; ┄ scratch of each kernel"
         )
 
-    def widen_pens(self, scale: float) -> None:
-        """Draw lines so many times as wide, for a picture."""
-        self.latency.pen_scale = self.memory.pen_scale = scale
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the charts that are drawn."""
+        return self.latency, self.memory
 
     def _shown(self) -> Case | None:
         number = self.case.currentData()

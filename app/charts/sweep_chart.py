@@ -100,8 +100,9 @@ class SweepChart(Chart):
             return
         xs, ys, points = map(list, zip(*places, strict=True))
         marks = pg.ScatterPlotItem(
-            xs, ys, symbol=symbol, size=side, pen=None, brush=colour, data=points, hoverable=True, tip=self._tip
-        )
+            xs, ys, symbol=symbol, size=side, pen=None, brush=colour, data=points, hoverable=True, tip=self._tip,
+            useCache=not self.in_vectors,
+        )  # fmt: skip
         marks.setZValue(10)
         self._add(marks)
 

@@ -6,6 +6,7 @@ from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QComboBox, QLabel, QPushButton, QSplitter, QWidget
 
 from app import sweep_lines
+from app.charts.chart import Chart
 from app.charts.sweep_chart import Point, SweepChart
 from app.charts.tab import ChartTab
 from app.models.session_data import SessionData
@@ -86,9 +87,9 @@ class SweepTab(ChartTab):
         done = f"{len(groups)} of {len(self.data.cases)} cases so far · " if self.data.running else ""
         self.say(said, done + common(self.data.cases))
 
-    def widen_pens(self, scale: float) -> None:
-        """Draw lines so many times as wide, for a picture."""
-        self.latency.pen_scale = self.memory.pen_scale = scale
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the charts that are drawn."""
+        return self.latency, self.memory
 
     def _offer(self, names: list[str]) -> None:
         if names != [self.line.itemText(number) for number in range(self.line.count())]:

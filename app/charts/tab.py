@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWi
 
 from app.appearance import appearance
 from app.charts import picture
+from app.charts.chart import Chart
 from app.charts.legend import KernelLegend
 from app.charts.refresher import Refresher
 from app.local_numbers import localised
@@ -80,8 +81,9 @@ class ChartTab(QWidget):
     def begin(self) -> None:
         """Another session has begun or was opened."""
 
-    def widen_pens(self, scale: float) -> None:
-        """Draw lines so many times as wide, for a picture."""
+    def charts(self) -> tuple[Chart, ...]:
+        """Return the charts that are drawn."""
+        return ()
 
     def say(self, answer: str, about: str) -> None:
         """Show the answer, and what it is the answer to."""
@@ -110,14 +112,17 @@ class ChartTab(QWidget):
 
     def _scaled(self, scale: float, take: Callable[[Sequence[QWidget]], T]) -> T:
         """Return what ``take`` makes of the widgets that are pictured, drawn for a picture of that scale."""
-        self.widen_pens(scale)
-        self.draw()
         try:
+            self._draw_for_picture(True, scale)
             labels = [label for label in (self.answer, self.about) if label.text()]
             return take([*labels, self.legend, *self._pictured])
         finally:
-            self.widen_pens(1.0)
-            self.draw()
+            self._draw_for_picture(False, 1.0)
+
+    def _draw_for_picture(self, in_vectors: bool, pen_scale: float) -> None:
+        for chart in self.charts():
+            chart.in_vectors, chart.pen_scale = in_vectors, pen_scale
+        self.draw()
 
     # --- drawing ----------------------------------------------------------------------------------------------------
 

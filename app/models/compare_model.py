@@ -24,7 +24,8 @@ class CompareModel(RowTable):
         found = next((row for row in rows if row.kernel == baseline), None)
         if found != self._baseline:
             self._baseline = found
-            self.show_columns([*COMPARE[:-1], SPEEDUP if found is None else against(found)])
+            speedup = SPEEDUP if found is None else against(found)
+            self.show_columns([speedup if column is SPEEDUP else column for column in COMPARE])
         entries = [Entry((0, place), row) for place, row in enumerate(rows)]
         if entries != self.entries:
             self.show_entries(entries, anew=True)

@@ -8,12 +8,16 @@ from PySide6.QtWidgets import QAbstractItemView, QTableView, QWidget
 
 from app.models.row_table import COPY_ROLE
 
+_WIDEST = 420
+_PADDING = 22  # of a title, with its sort indicator
+
 
 class CopyableTable(QTableView):
     """Selects whole rows, sorts by a click on a title, and copies."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._fitted = False
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
@@ -26,6 +30,16 @@ class CopyableTable(QTableView):
         self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 9)
         self.horizontalHeader().setHighlightSections(False)
         self.horizontalHeader().setStretchLastSection(True)
+
+    def fit_columns(self, widest: int = _WIDEST) -> None:
+        """Widen columns to what they hold, the last one aside; one that is wider, or was widened, stays."""
+        header, metrics = self.horizontalHeader(), self.fontMetrics()
+        for column in range(header.count() - 1):
+            title = metrics.horizontalAdvance(str(self.model().headerData(column, header.orientation())))
+            wanted = min(max(self.sizeHintForColumn(column), title) + _PADDING, widest)
+            if header.sectionSize(column) < wanted or not self._fitted:
+                header.resizeSection(column, wanted)
+        self._fitted = self.model().rowCount() > 0
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
         """Copy on Ctrl+C."""

@@ -19,7 +19,6 @@ from app.panels.hint import HintStack
 from engine.results import Row, Status
 
 _HINT = "No results yet. Choose a problem on the left and press Run: every kernel's row appears here as it finishes."
-_WIDEST = 420  # of a column at first
 
 
 class ResultsPanel(QWidget):
@@ -79,23 +78,15 @@ class ResultsPanel(QWidget):
         rows = self._data.rows
         self._hint.show_content(bool(rows))
         self._count.setText(_counted(rows))
-        self._fit_columns()
+        self.table.fit_columns()
         self._say(self.table.currentIndex())
-
-    def _fit_columns(self) -> None:
-        """Widen columns to what they hold; one that a person has widened stays."""
-        header = self.table.horizontalHeader()
-        for column in range(header.count() - 1):
-            wanted = min(max(self.table.sizeHintForColumn(column), header.sectionSizeHint(column)) + 12, _WIDEST)
-            if header.sectionSize(column) < wanted:
-                header.resizeSection(column, wanted)
 
     def _search(self, text: str) -> None:
         self.sorted.search(text)
 
     def _say(self, current: QModelIndex) -> None:
-        row = current.data(ROW_ROLE) if current.isValid() else None
-        said = "\n".join(filter(None, (message(row), *row.warnings.split("; ")))) if row else ""
+        row: Row | None = current.data(ROW_ROLE) if current.isValid() else None
+        said = "" if row is None else "\n".join(filter(None, (message(row), row.warnings.replace("; ", " · "))))
         self._sentences.setText(localised(said))
         self._sentences.setVisible(bool(said))
 
