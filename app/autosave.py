@@ -22,6 +22,7 @@ from engine.events import (
     KernelFinished,
     KernelPrepared,
     KernelSkipped,
+    MemorySample,
     SampleBatch,
     SessionFinished,
     SessionStarted,
@@ -34,8 +35,8 @@ NEW, EARLIER = ".run", ".earlier"  # to be offered at the next start; only to be
 _LENGTH = struct.Struct("<I")  # of the event that follows
 _LARGEST_EVENT = 64 << 20
 _KEPT = (
-    SessionStarted | CaseStarted | KernelPrepared | SampleBatch | KernelSkipped | KernelFinished | KernelFailed
-    | SessionFinished
+    SessionStarted | CaseStarted | KernelPrepared | SampleBatch | MemorySample | KernelSkipped | KernelFinished
+    | KernelFailed | SessionFinished
 )  # fmt: skip
 _DECODER = msgspec.msgpack.Decoder(Event)
 _NAME = re.compile(r"[\w.-]{1,80}")

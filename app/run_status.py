@@ -82,11 +82,11 @@ class RunStatus:
                 self._doing_what = "computing the reference"
             case events.LogLine(_, text) if text.startswith("preparing "):
                 self._doing_what = text
+            case events.KernelPrepared():
+                self._doing_what = "measuring"  # unless another kernel is still to be prepared
             case events.Progress(done, total, seconds_left):
                 self._progress.setValue(round(_STEPS * done / max(1, total)))
                 self._left.setText("" if seconds_left is None else _time_left(seconds_left))
-                if done % 1:  # a part of a turn: samples are taken
-                    self._doing_what = "measuring"
             case events.SessionFinished(reason):
                 took = localised(remaining(time.monotonic() - self._began))
                 self._ended = {"done": f"Finished in {took}", "cancelled": "Stopped"}.get(reason, "The run broke off")

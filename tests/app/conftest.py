@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import leftovers
 import pytest
 from made_up import make_row
+from pytestqt.qtbot import QtBot
 from scripted_engine import ScriptedEngine
 
 from app.__main__ import main
@@ -102,6 +105,47 @@ def no_display(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine() -> ScriptedEngine:
     """Give an engine that tells of a whole race at once, until a test gives it another script."""
     return ScriptedEngine()
+
+
+@pytest.fixture
+def open_window(qtbot: QtBot, engine: ScriptedEngine, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Open windows on the scripted engine, all with the settings and runs of one person, and close them at last."""
+    from app.autosave import autosave_folder
+    from app.crash_report import CrashReporter
+    from app.engine_thread import EngineBridge
+    from app.main_window import MainWindow
+    from app.settings import SettingsStore, settings_file
+
+    windows: list[MainWindow] = []
+
+    def open_one(*paths: Path, engine: Any = engine) -> MainWindow:
+        store = SettingsStore(settings_file())
+        window = MainWindow(EngineBridge(engine), store, autosave_folder(), CrashReporter(tmp_path / "errors.log"))
+        windows.append(window)
+        window.show()
+        with qtbot.waitSignal(window.bridge.devices_ready):
+            window.start([str(path) for path in paths])
+        return window
+
+    yield open_one
+    for window in windows:
+        window.close_without_asking()
+        window.deleteLater()
+
+
+@pytest.fixture
+def window(open_window: Callable[..., Any]) -> Any:
+    """Give the window of a person who never used the program."""
+    return open_window()
+
+
+@pytest.fixture(autouse=True)
+def folders_of_one_person(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep what the program remembers of a person out of the home of whoever runs the tests."""
+    folder = tmp_path_factory.mktemp("person")
+    for name in ("config", "data", "log"):
+        monkeypatch.setattr(f"platformdirs.user_{name}_dir", lambda *_, name=name, **__: str(folder / name))
+    return folder
 
 
 @pytest.fixture(autouse=True)
