@@ -70,7 +70,7 @@ def _qt_palette(palette: Palette) -> QPalette:
     qt_palette = QPalette(QColor(palette.window))
     for where, colour in colours.items():
         qt_palette.setColor(where, QColor(colour))
-    for where in (role.WindowText, role.Text, role.ButtonText, role.HighlightedText):
+    for where in (role.WindowText, role.Text, role.ButtonText, role.HighlightedText, role.PlaceholderText):
         faded = QColor(palette.muted)
         faded.setAlphaF(0.6)
         qt_palette.setColor(QPalette.ColorGroup.Disabled, where, faded)

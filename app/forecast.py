@@ -16,7 +16,7 @@ from engine.plan import Case, Plan
 from engine.problem import AttentionProblem
 
 # Rates that a first guess goes by, in GFLOP/s: of a thread, and of a GPU. What was measured takes their place.
-_THREAD_RATE, _SOFTWARE_THREAD_RATE, _GPU_RATE = 15.0, 4.0, 500.0
+_THREAD_RATE, _SOFTWARE_THREAD_RATE, _GPU_RATE = 15.0, 0.5, 500.0
 _COMPILE_S = 0.3  # shaders, buffers and upload
 _REFERENCE_S = 0.3  # the float64 check of a case; it is bounded
 _PEAKS_S = 0.3  # the device's peak, measured once

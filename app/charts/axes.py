@@ -13,7 +13,6 @@ from app.theme import Palette
 from app.ticks import Ticks
 
 _LEAST_SPAN = 1e-9
-_LABEL_PX = 46  # a label's share of a horizontal axis, so that few stand on a narrow one
 
 
 class Axis(pg.AxisItem):
@@ -25,6 +24,7 @@ class Axis(pg.AxisItem):
         self._of_bytes = of_bytes
         self.chosen: list[int] | None = None  # the very values to mark on a log axis, as those of a sweep
         self._texts: dict[float, str] = {}
+        self.enableAutoSIPrefix(False)  # the marks say their unit
         self.setStyle(tickTextOffset=6, autoExpandTextSpace=True)
 
     def colour(self, palette: Palette) -> None:

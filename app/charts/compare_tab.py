@@ -14,6 +14,7 @@ from app.outcome import CaseRows, adapters, answer, common, distinct
 from app.panels.copyable_table import CopyableTable
 
 _HINT = "Press Run, or open a saved run: here the kernels of a case stand side by side, with who won and by how much."
+_WAIT = "The first kernel's result appears here when all have taken their samples."
 _NAIVE = "naive, same device"
 _ONE_CLOCK = "Speed-ups compare wall clock with wall clock, GPU and CPU alike; upload and read-back are in neither."
 
@@ -22,7 +23,7 @@ class CompareTab(ChartTab):
     """Shows the case that is chosen, the last one that has results at first."""
 
     def __init__(self, data: SessionData, parent: QWidget | None = None) -> None:
-        super().__init__(data, _HINT, parent)
+        super().__init__(data, parent)
         self.bars = BarsView()
         self.model = CompareModel(self)
         self.table = CopyableTable()
@@ -61,6 +62,10 @@ class CompareTab(ChartTab):
         self.case.activated.connect(lambda: self.refresher.now())
         self.baseline.currentIndexChanged.connect(lambda: self.refresher.now())
         self._begin()
+
+    def hint(self) -> str:
+        """Return what to say while there is nothing to draw."""
+        return _WAIT if self.data.running else _HINT
 
     def has_content(self) -> bool:
         """Whether a kernel has a result."""

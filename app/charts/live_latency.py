@@ -19,7 +19,7 @@ from app.theme import kernel_symbol, mixed
 _MARKED = 200  # samples, up to which each is marked
 _GROWTH = 1.02  # of the samples, from which the median and p90 are worth taking anew
 _FAINT = 0.2  # of its strength, for a kernel beside one that is brought out
-_DENSE = 0.55  # for a curve of many samples, so that its median shows
+_SPARSE, _DENSE = 0.8, 0.55  # of a curve's strength with few or many samples, so that its median shows
 _BAND = 30  # of 255
 
 
@@ -68,21 +68,28 @@ class LatencyChart(Chart):
             self.clear_case()
             self._case = case
             self.fit()
-        for kernel, columns in data.samples(case).items():
-            self.levels[kernel] = level = _level(columns, self.levels.get(kernel))
+        samples = data.samples(case)
+        for kernel in data.kernels:
+            columns, beginning = samples.get(kernel), data.beginning(case, kernel)
+            first = beginning.first_run_ms if beginning else None
+            if columns is None and first is None:
+                continue
             items = self._kernels.get(kernel) or self._kernels.setdefault(kernel, _KernelItems(kernel, self))
-            x = columns["started_s"] if self.by_time else np.arange(1, len(columns) + 1, dtype=np.float64)
-            beginning = data.beginning(case, kernel)
             items.show(kernel not in hidden)
-            items.draw(
-                self,
-                x,
-                self._placed(columns["wall_ms"]),
-                self._placed(np.array([level.low, level.median, level.p90])),
-                self._placed(np.array([beginning.first_run_ms or np.nan if beginning else np.nan])),
-                faint=highlighted not in (None, kernel),
-                strong=highlighted == kernel,
-            )
+            strength = _FAINT if highlighted not in (None, kernel) else 1.0
+            items.colour = mixed(appearance().palette.kernel(kernel), appearance().palette.paper, strength)
+            items.strong = kernel == highlighted
+            begins = 0.0
+            if columns is not None:
+                self.levels[kernel] = level = _level(columns, self.levels.get(kernel))
+                x = columns["started_s"] if self.by_time else np.arange(1, len(columns) + 1, dtype=np.float64)
+                begins = float(x[0]) if self.by_time else 0.0
+                levels = self._placed(np.array([level.low, level.median, level.p90]))
+                items.draw(self, x, self._placed(columns["wall_ms"]), levels)
+            if columns is not None or not self.by_time:
+                items.draw_first(self, begins, self._placed(np.array([first or np.nan])))
+        self.x_axis.setStyle(showValues=bool(self._kernels))
+        self.y_axis.setStyle(showValues=bool(self._kernels))
 
     def nearest(self, data: SessionData, x: float) -> dict[str, int]:
         """Return the sample nearest to a place of the x axis, by its index, of each kernel that is shown."""
@@ -118,6 +125,8 @@ class _KernelItems:
     def __init__(self, kernel: str, chart: Chart) -> None:
         self._kernel = kernel
         self.shown = True
+        self.strong = False
+        self.colour = ""
         self._curve = pg.PlotDataItem(symbolSize=6)
         self._curve.setDownsampling(auto=True, method="peak")
         self._curve.setClipToView(True)
@@ -141,43 +150,36 @@ class _KernelItems:
                 item.setVisible(shown)
 
     def draw(
-        self,
-        chart: LatencyChart,
-        x: NDArray[np.float64],
-        y: NDArray[np.float64],
-        level: NDArray[np.float64],
-        first: NDArray[np.float64],
-        *,
-        faint: bool,
-        strong: bool,
+        self, chart: Chart, x: NDArray[np.float64], y: NDArray[np.float64], levels: NDArray[np.float64]
     ) -> None:
-        """Draw; ``level`` holds the lowest, the median and p90 as placed, ``first`` the first run or NaN."""
-        palette = appearance().palette
-        colour = palette.kernel(self._kernel)
-        if faint:
-            colour = mixed(colour, palette.paper, _FAINT)
+        """Draw the samples; ``levels`` holds the lowest, the median and p90 as placed."""
+        paper = appearance().palette.paper
         marked = len(x) <= _MARKED
+        self._curve.scatter.opts["useCache"] = not chart.in_vectors
         self._curve.setData(
             x,
             y,
-            pen=chart.pen(mixed(colour, palette.paper, 0.8 if marked else _DENSE)),
+            pen=chart.pen(mixed(self.colour, paper, _SPARSE if marked else _DENSE)),
             symbol=kernel_symbol(self._kernel) if marked else None,
-            symbolBrush=colour,
+            symbolBrush=self.colour,
             symbolPen=None,
             skipFiniteCheck=bool(np.isfinite(y).all()),
         )
         ends = [x[0], x[-1]] if len(x) > 1 else [x[0] - 0.5, x[0] + 0.5]
-        self._median.setData(ends, [level[1]] * 2, pen=chart.pen(colour, 3 if strong else 2))
-        self._bottom.setData(ends, [level[0]] * 2)
-        self._top.setData(ends, [level[2]] * 2)
-        band = QColor(colour)
-        band.setAlpha(_BAND * 2 if strong else _BAND)
+        low, median, p90 = levels
+        self._median.setData(ends, [median] * 2, pen=chart.pen(self.colour, 3 if self.strong else 2))
+        self._bottom.setData(ends, [low] * 2)
+        self._top.setData(ends, [p90] * 2)
+        band = QColor(self.colour)
+        band.setAlpha(_BAND * 2 if self.strong else _BAND)
         self._band.setBrush(band)
-        for scatter in (self._curve.scatter, self._first):
-            scatter.opts["useCache"] = not chart.in_vectors
-        known = np.isfinite(first)
-        before = [x[0] if chart.by_time else 0.0] * int(known.sum())
-        self._first.setData(before, first[known], pen=chart.pen(colour, 1.6), brush=palette.paper)
+
+    def draw_first(self, chart: Chart, x: float, y: NDArray[np.float64]) -> None:
+        """Draw the first run, NaN where it is not known."""
+        self._first.opts["useCache"] = not chart.in_vectors
+        paper = appearance().palette.paper
+        known = y[np.isfinite(y)]
+        self._first.setData([x] * len(known), known, pen=chart.pen(self.colour, 1.6), brush=paper)
 
 
 def _level(columns: SampleColumns, before: Level | None) -> Level:

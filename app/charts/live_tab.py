@@ -29,7 +29,7 @@ class LiveTab(ChartTab):
     """Follows the case under way, or shows the one that is chosen."""
 
     def __init__(self, data: SessionData, parent: QWidget | None = None) -> None:
-        super().__init__(data, _HINT, parent)
+        super().__init__(data, parent)
         self.latency, self.memory = LatencyChart(), MemoryChart()
         self.case = QComboBox()
         self.case.setAccessibleName("Case")
@@ -96,6 +96,10 @@ class LiveTab(ChartTab):
         self._pictured = [splitter]
 
     # --- what is drawn ----------------------------------------------------------------------------------------------
+
+    def hint(self) -> str:
+        """Return what to say while there is nothing to draw."""
+        return _HINT
 
     def begin(self) -> None:
         """Another session: list its cases and follow the one under way."""

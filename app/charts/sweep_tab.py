@@ -16,6 +16,7 @@ _HINT = (
     "Nothing is swept yet. Write a range into seq, heads, head_dim, batch or threads, such as 256..4096*2, and press "
     "Run: latency and memory are drawn here against it."
 )
+_WAIT = "The curves begin with the first case that is done."
 _CROSS = "× at the top: did not run there; rest on it for the reason."
 
 
@@ -23,7 +24,7 @@ class SweepTab(ChartTab):
     """Shows one swept value at a time, and where there are several, at one of the others' values."""
 
     def __init__(self, data: SessionData, parent: QWidget | None = None) -> None:
-        super().__init__(data, _HINT, parent)
+        super().__init__(data, parent)
         self.latency, self.memory = SweepChart(of_memory=False), SweepChart(of_memory=True)
         self.axis, self.line = QComboBox(), QComboBox()
         self.axis.setAccessibleName("Swept value")
@@ -49,6 +50,11 @@ class SweepTab(ChartTab):
         self.axis.activated.connect(self._redraw)
         self.line.activated.connect(self._redraw)
         self._begin()
+
+    def hint(self) -> str:
+        """Return what to say while there is nothing to draw."""
+        sweeping = len(self.data.cases) > 1
+        return _WAIT if self.data.running and sweeping else _HINT
 
     def has_content(self) -> bool:
         """Whether the session sweeps and has a result."""

@@ -26,7 +26,7 @@ T = TypeVar("T")
 class ChartTab(QWidget):
     """A tab over the session's data. Subclasses add controls and charts, and draw in ``draw``."""
 
-    def __init__(self, data: SessionData, hint: str, parent: QWidget | None = None) -> None:
+    def __init__(self, data: SessionData, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.data = data
         self.answer = QLabel()
@@ -56,7 +56,7 @@ class ChartTab(QWidget):
         column.addWidget(self.about)
         column.addLayout(bar)
         column.addLayout(self.body, 1)
-        self._hint = HintStack(hint, content)
+        self._hint = HintStack("", content)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.addWidget(self._hint)
@@ -77,6 +77,10 @@ class ChartTab(QWidget):
     def has_content(self) -> bool:
         """Whether there is something to draw."""
         return not self.data.empty
+
+    def hint(self) -> str:
+        """Return what to say while there is nothing to draw."""
+        raise NotImplementedError
 
     def begin(self) -> None:
         """Another session has begun or was opened."""
@@ -135,6 +139,7 @@ class ChartTab(QWidget):
 
     def _draw_if_seen(self) -> None:
         """Draw, or where nobody looks only remember to."""
+        self._hint.label.setText(self.hint())
         self._hint.show_content(self.has_content())
         self._due = not self.isVisible()
         if not self._due and self.has_content():
