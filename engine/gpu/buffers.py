@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 if TYPE_CHECKING:
     from engine.gpu.device import GpuDevice
@@ -76,7 +76,7 @@ def write(device: GpuDevice, buffer: Any, array: NDArray[Any]) -> None:
             device.wait()
 
 
-def read(device: GpuDevice, buffer: Any, count: int, dtype: type[np.generic] = np.float32) -> NDArray[Any]:
+def read(device: GpuDevice, buffer: Any, count: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
     """Return the first ``count`` elements of a buffer."""
     nbytes = count * np.dtype(dtype).itemsize
     out = np.empty(padded(nbytes), np.uint8)

@@ -55,7 +55,7 @@ def mask_bytes(problem: AttentionProblem) -> int:
 def tensor_buffers(problem: AttentionProblem) -> tuple[int, int, int, int]:
     """Return the sizes of the buffers of Q, K, V and the output, in bytes."""
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape, problem.output_shape)
-    q, k, v, o = (padded(4 * int(np.prod(shape, dtype=np.int64))) for shape in shapes)
+    q, k, v, o = (padded(problem.itemsize * int(np.prod(shape, dtype=np.int64))) for shape in shapes)
     return q, k, v, o
 
 
@@ -76,8 +76,6 @@ def mebibytes(nbytes: int) -> str:
 
 def common_reason(name: str, problem: AttentionProblem, limits: Limits, predicted: int) -> str | None:
     """Return why no GPU kernel could run the problem within these limits, None where nothing stands against it."""
-    if problem.dtype != "f32":
-        return f"{name} computes and stores float32 only; run it with dtype f32"
     for label, nbytes in zip(("Q", "K", "V", "the output"), tensor_buffers(problem), strict=True):
         if nbytes > limits.binding_bytes:
             return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
@@ -95,6 +93,7 @@ class GpuPrepared(Prepared):
         self.buffers = Buffers(device)
         self.compile_ms = 0.0
         self.want_lse = want_lse
+        self._stored = np.dtype(np.float16 if problem.dtype == "f16" else np.float32)
         self._runner: Runner | None = None
 
     def common_buffers(self, q: Any, k: Any, v: Any) -> None:
@@ -134,14 +133,15 @@ class GpuPrepared(Prepared):
 
     def poison(self) -> None:
         """Fill the output and log-sum-exp with NaN."""
-        for buffer in (self.output, self.lse):
-            write(self.device, buffer, np.full(buffer.size // 4, np.nan, np.float32))
+        write(self.device, self.output, np.full(self.output.size // self._stored.itemsize, np.nan, self._stored))
+        write(self.device, self.lse, np.full(self.lse.size // 4, np.nan, np.float32))
 
     def outputs(self) -> Outputs:
         """Read the output, and the log-sum-exp where it was asked for, back from the GPU."""
         problem = self.problem
         start = time.perf_counter()
-        output = read(self.device, self.output, int(np.prod(problem.output_shape))).reshape(problem.output_shape)
+        stored = read(self.device, self.output, int(np.prod(problem.output_shape)), self._stored)
+        output = stored.astype(np.float32, copy=False).reshape(problem.output_shape)
         self.readback_ms = (time.perf_counter() - start) * 1e3
         lse = None
         if self.want_lse:

@@ -1,10 +1,14 @@
-"""gpu-flash: tiled flash attention in WGSL with an online softmax, register-blocked.
+"""gpu-flash: tiled flash attention in WGSL with an online softmax, register-blocked; split keys where rows are few.
 
-A workgroup owns ``rows`` query rows and walks over tiles of ``cols`` keys. A thread owns a block of 4·row_groups rows
-by 4·col_groups columns of scores, and of the output the same rows by value_groups vec4 of columns: ``lanes`` threads
-side by side share a row. Workgroup memory holds Q transposed (depth × rows), the softmax weights (cols × rows) and,
-without subgroups, a vec4 of partial maxima a thread. A layout pass re-lays K by tiles first (and V, where its rows do
-not fill the lanes or its keys not whole tiles), so that the loops read both from storage at constant offsets.
+Tiles (most problems): a workgroup owns ``rows`` query rows and walks over tiles of ``cols`` keys. A thread owns a block
+of 4·row_groups rows by 4·col_groups columns of scores, and of the output the same rows by value_groups vec4 of columns:
+``lanes`` threads side by side share a row. Workgroup memory holds Q transposed (depth × rows), the softmax weights
+(cols × rows) and, without subgroups, a vec4 of partial maxima a thread. A layout pass re-lays K by tiles first (and V,
+where its rows do not fill the lanes or its keys not whole tiles), so that the loops read both at constant offsets; it
+converts to float32 where storage is half precision.
+
+Decode (few queries, a long cache): a workgroup owns rows of all heads of a group and a part of the keys, which it
+streams once; see shaders/gpu_flash_decode. Where keys are split, a combining pass joins the parts (flash decoding).
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.devices import Limits
 from engine.gpu.buffers import padded
 from engine.gpu.device import GpuDevice
-from engine.gpu.probe import MIN_LANES
 from engine.gpu.shaders import render
+from engine.gpu.timing import Dispatch
 from engine.inputs import Inputs
 from engine.kernels.base import Kernel, Prepared
 from engine.kernels.gpu import (
@@ -33,89 +38,15 @@ from engine.kernels.gpu import (
     tensor_buffers,
     too_large,
 )
+from engine.kernels.gpu_flash_variant import Decode, Tiles, Variant, choose_variant, power_of_two, round_up
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
 
-_THREADS = 32  # of a workgroup, at most
-_VALUE_GROUPS_AT_ONCE = 4  # vec4 columns of a tile's sum held in registers beside the running ones
-_PARAMS_BYTES = 80
+_PARAMS_BYTES = 80  # of the tiles and decode passes
 _LAYOUT_PARAMS_BYTES = 16
+_COMBINE_PARAMS_BYTES = 32
 _LAYOUT_THREADS = 64
-
-
-class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One compiled form of the kernel. ``depth`` is head_dim as held in workgroup memory, ``unroll`` divides it."""
-
-    rows: int
-    cols: int
-    lanes: int
-    row_groups: int
-    col_groups: int
-    depth: int
-    unroll: int
-    value_groups: int
-    value_unroll: int
-    subgroups: bool
-
-    @property
-    def threads(self) -> int:
-        """Threads of a workgroup."""
-        return self.rows // (4 * self.row_groups) * self.lanes
-
-    @property
-    def workgroup_bytes(self) -> int:
-        """Workgroup memory the shader declares."""
-        partial = 0 if self.subgroups else 16 * self.threads * self.row_groups
-        return 4 * self.rows * (self.depth + self.cols) + partial
-
-    @property
-    def value_stride(self) -> int:
-        """vec4s of a row of V as it is read: whole turns of the threads that share it."""
-        return self.lanes * self.value_groups
-
-    def depth_stored(self, head_dim: int) -> int:
-        """Return head_dim padded to whole unrolled steps: how deep K's tiles are stored."""
-        return _round_up(head_dim, self.unroll)
-
-    def __str__(self) -> str:
-        block = f"{4 * self.row_groups}x{4 * self.col_groups}"
-        reduce = "subgroup" if self.subgroups else "workgroup"
-        return f"{self.rows}x{self.cols} block {block} lanes {self.lanes} unroll {self.unroll} {reduce}"
-
-
-def choose_variant(problem: AttentionProblem, limits: Limits) -> Variant | None:
-    """Return the variant to compile for the problem within these limits, None where none fits. Pure.
-
-    On software adapters a compile costs seconds when unrolled, so head_dim goes by power-of-two buckets and loops are
-    unrolled by 4 only. A GPU gets a shader of its own for each head_dim, and one subgroup of 32 threads a workgroup
-    with as many lanes a row as the output has vec4: small blocks and few registers were fastest on an NVIDIA H200.
-    """
-    if limits.software:
-        lanes, unroll, value_unroll = 8, 4, 1
-        depth = max(32, _power_of_two(problem.head_dim))
-    else:
-        widest = limits.subgroup_size if limits.subgroup_size >= MIN_LANES else 32
-        lanes = min(max(8, _power_of_two(-(-problem.head_dim_v // 4))), 32, widest)
-        depth = _round_up(problem.head_dim, 4)
-        unroll = next(u for u in (32, 16, 8, 4) if depth % u == 0)
-        value_unroll = 8
-    value_groups = -(-problem.head_dim_v // (4 * lanes))
-    for rows in (16, 8, 4):
-        variant = Variant(
-            rows=rows,
-            cols=4 * lanes,
-            lanes=lanes,
-            row_groups=1,
-            col_groups=1,
-            depth=depth,
-            unroll=unroll,
-            value_groups=_power_of_two(value_groups) if limits.software else value_groups,
-            value_unroll=value_unroll,
-            subgroups=limits.subgroup_size >= lanes,
-        )
-        if variant.threads <= _THREADS and variant.workgroup_bytes <= limits.workgroup_bytes:
-            return variant
-    return None
+_LOG2_E = float(np.log2(np.e))
 
 
 class GpuFlash(Kernel):
@@ -128,10 +59,12 @@ class GpuFlash(Kernel):
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None when the problem fits, else the reason with the figures that clash."""
+        if problem.dtype == "f16" and not limits.f16:
+            return "this device does not offer shader-f16; run it with dtype f32"
         variant = choose_variant(problem, limits)
         if variant is None:
             return f"no tile fits this device's {limits.workgroup_bytes} bytes of workgroup memory"
-        for label, nbytes in zip(("K by tiles", "V by tiles"), _laid_bytes(problem, variant), strict=True):
+        for label, nbytes in _scratch(problem, variant).items():
             if nbytes > limits.binding_bytes:
                 return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
         return common_reason(self.name, problem, limits, self.predict(problem, limits))
@@ -141,11 +74,9 @@ class GpuFlash(Kernel):
         variant = choose_variant(problem, limits)
         if variant is None:
             return 0
-        keys, values = _laid_bytes(problem, variant)
-        passes = [_PARAMS_BYTES, _LAYOUT_PARAMS_BYTES] + ([_LAYOUT_PARAMS_BYTES] if values else [])
         return (
-            sum(tensor_buffers(problem)) + mask_bytes(problem) + lse_bytes(problem, want_lse) + keys + values
-            + sum(params + CHUNK_BYTES for params in passes)
+            sum(tensor_buffers(problem)) + mask_bytes(problem) + lse_bytes(problem, want_lse)
+            + sum(_scratch(problem, variant).values()) + _uniform_bytes(problem, variant)
         )  # fmt: skip
 
     def prepare(
@@ -157,89 +88,161 @@ class GpuFlash(Kernel):
             raise ValueError(self.supports(problem, device.limits))
         prepared = GpuPrepared(problem, device, want_lse)
         try:
-            _fill(prepared, variant, without_hidden_garbage(problem, inputs))
+            inputs = without_hidden_garbage(problem, inputs)
+            prepared.variant = str(variant)
+            prepared.common_buffers(inputs.q, inputs.k, inputs.v)
+            scratch = {name: prepared.buffers.storage(name, n) for name, n in _scratch(problem, variant).items()}
+            careful = has_nonfinite(inputs)
+            passes: list[Dispatch] = []
+            if isinstance(variant, Tiles):
+                passes += _layouts(prepared, variant, scratch)
+                passes.append(_tiles(prepared, variant, scratch, careful))
+            else:
+                passes.append(_decode(prepared, variant, scratch, careful))
+            if "partial outputs" in scratch:
+                passes.append(_combine(prepared, variant, scratch))
+            prepared.ready(passes)
         except BaseException:
             prepared.close()
             raise
         return prepared
 
 
-def _fill(prepared: GpuPrepared, variant: Variant, inputs: Inputs) -> None:
-    problem, buffers = prepared.problem, prepared.buffers
-    prepared.variant = str(variant)
-    prepared.common_buffers(inputs.q, inputs.k, inputs.v)
-    keys_bytes, values_bytes = _laid_bytes(problem, variant)
-    keys = buffers.storage("keys by tiles", keys_bytes)
-    tiles = -(-problem.seq_k // variant.cols)
+def _scratch(problem: AttentionProblem, variant: Variant) -> dict[str, int]:
+    """Return the scratch buffers a variant needs, by name, in bytes."""
+    scratch = {}
+    if isinstance(variant, Tiles):
+        rows = problem.batch * problem.kv_heads * round_up(problem.seq_k, variant.cols)
+        scratch["K by tiles"] = padded(4 * rows * variant.depth_stored(problem.head_dim))
+        as_it_is = problem.seq_k % variant.cols == 0 and problem.head_dim_v == 4 * variant.value_stride
+        if not as_it_is or problem.dtype != "f32":
+            scratch["V by tiles"] = padded(16 * rows * variant.value_stride)
+    if variant.splits > 1 or isinstance(variant, Decode):
+        rows = variant.splits * problem.pairs * problem.seq_q
+        scratch["partial outputs"] = 16 * rows * -(-problem.head_dim_v // 4)
+        scratch["partial sums"] = 16 * rows
+    return scratch
+
+
+def _uniform_bytes(problem: AttentionProblem, variant: Variant) -> int:
+    """Return the bytes of the parameters of all passes."""
+    scratch = _scratch(problem, variant)
+    passes = [_PARAMS_BYTES]
+    passes += [_LAYOUT_PARAMS_BYTES for name in ("K by tiles", "V by tiles") if name in scratch]
+    passes += [_COMBINE_PARAMS_BYTES for name in ("partial outputs",) if name in scratch]
+    return sum(params + CHUNK_BYTES for params in passes)
+
+
+def _layouts(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any]) -> list[Dispatch]:
+    """Return the passes that re-lay K and, where need be, V."""
+    problem = prepared.problem
     depth = variant.depth_stored(problem.head_dim)
-
-    def layout(what: str, width: int, stride: int, source: Any, target: Any) -> Any:
-        code = render("gpu_flash_layout", what=what, cols=variant.cols)
-        params = np.array([problem.seq_k, width, tiles, stride], np.uint32)
+    work = [("keys", problem.head_dim, depth, prepared.key, scratch["K by tiles"])]
+    if "V by tiles" in scratch:
+        work.append(("values", problem.head_dim_v, variant.value_stride, prepared.value, scratch["V by tiles"]))
+    passes = []
+    for what, width, stride, source, target in work:
+        code = render("gpu_flash_layout", what=what, cols=variant.cols, stored=problem.dtype)
+        params = np.array([problem.seq_k, width, -(-problem.seq_k // variant.cols), stride], np.uint32)
         workgroups = -(-target.size // (16 * _LAYOUT_THREADS))
-        return prepared.dispatch(code, "rw", params, [source, target], workgroups, cost=16.0 * _LAYOUT_THREADS)
+        passes.append(prepared.dispatch(code, "rw", params, [source, target], workgroups, 16.0 * _LAYOUT_THREADS))
+    return passes
 
-    dispatches = [layout("keys", problem.head_dim, depth, prepared.key, keys)]
-    values = prepared.value
-    if values_bytes:
-        values = buffers.storage("values by tiles", values_bytes)
-        dispatches.append(layout("values", problem.head_dim_v, variant.value_stride, prepared.value, values))
 
+def _tiles(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any], careful: bool) -> Dispatch:
+    """Return the main pass over tiles."""
+    problem = prepared.problem
     source = render(
         "gpu_flash",
         **msgspec.structs.asdict(variant),
+        cols=variant.cols,
         threads=variant.threads,
         workgroup_bytes=variant.workgroup_bytes,
-        value_groups_at_once=_VALUE_GROUPS_AT_ONCE,
+        value_groups_at_once=4,  # vec4 columns of a tile's sum held in registers beside the running ones
         shuffles=[1 << i for i in range(variant.lanes.bit_length() - 1)],
-        careful=has_nonfinite(inputs),
+        stored=problem.dtype,
+        split=variant.splits > 1,
+        careful=careful,
     )
     row_tiles = -(-problem.seq_q // variant.rows)
+    params = _params(
+        prepared,
+        (problem.pairs, problem.heads, problem.group, row_tiles),
+        (
+            -(-problem.seq_k // variant.cols),
+            variant.depth_stored(problem.head_dim) // variant.unroll,
+            mask_words(problem),
+            prepared.want_lse,
+        ),
+    )
+    params[18] = variant.splits
+    values = scratch.get("V by tiles", prepared.value)
+    buffers = [prepared.query, scratch["K by tiles"], values, prepared.mask, *_results(prepared, scratch)]
+    workgroups = problem.pairs * row_tiles * variant.splits
+    return prepared.dispatch(source, "rrrrww", params, buffers, workgroups, _workgroup_flops(problem, variant))
+
+
+def _decode(prepared: GpuPrepared, variant: Decode, scratch: dict[str, Any], careful: bool) -> Dispatch:
+    """Return the main pass over streams of keys."""
+    problem = prepared.problem
+    source = render(
+        "gpu_flash_decode",
+        **msgspec.structs.asdict(variant),
+        keys=variant.keys,
+        workgroup_bytes=variant.workgroup_bytes,
+        stored=problem.dtype,
+        careful=careful,
+    )
+    rows = problem.group * problem.seq_q
+    row_tiles = -(-rows // variant.rows)
+    kv_pairs = problem.batch * problem.kv_heads
+    share = variant.share(problem.seq_k)
+    params = _params(
+        prepared,
+        (problem.heads, kv_pairs, rows, row_tiles),
+        (variant.splits, share, mask_words(problem), problem.kv_heads),
+    )
+    buffers = [prepared.query, prepared.key, prepared.value, prepared.mask, *_results(prepared, scratch)]
+    cost = 2.0 * share * variant.rows * 32 * (variant.key_groups + variant.value_groups)
+    return prepared.dispatch(source, "rrrrww", params, buffers, kv_pairs * row_tiles * variant.splits, cost)
+
+
+def _combine(prepared: GpuPrepared, variant: Variant, scratch: dict[str, Any]) -> Dispatch:
+    """Return the pass that joins the parts of split keys."""
+    problem = prepared.problem
+    columns = max(8, power_of_two(-(-problem.head_dim_v // 4)))
+    params = np.zeros(_COMBINE_PARAMS_BYTES // 4, np.uint32)
+    rows = problem.pairs * problem.seq_q
+    params[:6] = (rows, problem.head_dim_v, variant.splits, prepared.want_lse, *special_bits())
+    buffers = [scratch["partial outputs"], scratch["partial sums"], prepared.output, prepared.lse]
+    source = render("gpu_flash_combine", columns=columns, stored=problem.dtype)
+    return prepared.dispatch(source, "rrww", params, buffers, rows, 256.0 * variant.splits)
+
+
+def _results(prepared: GpuPrepared, scratch: dict[str, Any]) -> list[Any]:
+    """Return the two buffers a main pass writes: output and log-sum-exp, or the parts of them."""
+    if "partial outputs" in scratch:
+        return [scratch["partial outputs"], scratch["partial sums"]]
+    return [prepared.output, prepared.lse]
+
+
+def _params(prepared: GpuPrepared, second: tuple[int, ...], third: tuple[int, ...]) -> NDArray[np.uint32]:
+    """Return the parameters of a main pass: shapes, two rows of four of its own, masks, bits, scale and softcap."""
+    problem = prepared.problem
     params = np.zeros(_PARAMS_BYTES // 4, np.uint32)
-    params[:12] = (
-        problem.seq_q, problem.seq_k, problem.head_dim, problem.head_dim_v,
-        problem.pairs, problem.heads, problem.group, row_tiles,
-        tiles, depth // variant.unroll, mask_words(problem), prepared.want_lse,
-    )  # fmt: skip
+    params[:12] = (problem.seq_q, problem.seq_k, problem.head_dim, problem.head_dim_v, *second, *third)
     params[12:14].view(np.int32)[:] = row_offsets(problem)
     params[14:16] = special_bits()
-    log2e = 1.0 if problem.softcap else np.log2(np.e)  # with softcap it comes in after the tanh
-    params[16:18].view(np.float32)[:] = (problem.scale * log2e, problem.softcap or 0.0)
-    dispatches.append(
-        prepared.dispatch(
-            source,
-            "rrrrww",
-            params,
-            [prepared.query, keys, values, prepared.mask, prepared.output, prepared.lse],
-            problem.pairs * row_tiles,
-            _workgroup_flops(problem, variant),
-        )
-    )
-    prepared.ready(dispatches)
+    log2_e = 1.0 if problem.softcap else _LOG2_E  # with softcap it comes in after the tanh
+    params[16:18].view(np.float32)[:] = (problem.scale * log2_e, problem.softcap or 0.0)
+    return params
 
 
-def _laid_bytes(problem: AttentionProblem, variant: Variant) -> tuple[int, int]:
-    """Return the bytes of K by tiles, and of V by tiles (0 where V is read as it is)."""
-    pairs = problem.batch * problem.kv_heads
-    tiles = -(-problem.seq_k // variant.cols)
-    keys = 4 * pairs * tiles * variant.cols * variant.depth_stored(problem.head_dim)
-    as_it_is = problem.seq_k % variant.cols == 0 and 4 * variant.value_stride == problem.head_dim_v
-    return padded(keys), 0 if as_it_is else padded(16 * pairs * tiles * variant.cols * variant.value_stride)
-
-
-def _workgroup_flops(problem: AttentionProblem, variant: Variant) -> float:
+def _workgroup_flops(problem: AttentionProblem, variant: Tiles) -> float:
     """Return the multiply-adds of an average workgroup, times two, padding and partly masked tiles included."""
     row0 = np.arange(0, problem.seq_q, variant.rows)
     first, _ = problem.key_range(row0)
     _, end = problem.key_range(np.minimum(row0 + variant.rows, problem.seq_q) - 1)
-    tiles = np.maximum(-(-end // variant.cols) - first // variant.cols, 0).mean() + 1  # 1: loading Q, storing O
+    tiles = np.maximum(-(-end // variant.cols) - first // variant.cols, 0).mean() / variant.splits
+    tiles += 1  # loading Q, storing O
     return float(2 * tiles * variant.rows * variant.cols * (variant.depth + 4 * variant.value_stride))
-
-
-def _power_of_two(value: int) -> int:
-    """Return the least power of two that is no less than ``value``."""
-    return 1 << (value - 1).bit_length()
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

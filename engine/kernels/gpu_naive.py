@@ -47,6 +47,8 @@ class GpuNaive(Kernel):
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None when the problem fits, else the reason with the figures that clash."""
+        if problem.dtype != "f32":
+            return f"{self.name} computes and stores float32 only; run it with dtype f32"
         one_pair = 4 * problem.seq_q * problem.seq_k
         largest = min(limits.binding_bytes, limits.buffer_bytes)
         if one_pair > largest:

@@ -1,0 +1,170 @@
+"""The compiled forms of gpu-flash, and which of them a problem gets on a device: values and pure functions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.devices import Limits
+from engine.gpu.probe import MIN_LANES
+from engine.problem import AttentionProblem
+
+_THREADS = 32  # of a workgroup of tiles, at most
+_FULL = 2048  # workgroups that fill a large GPU: with fewer, the keys are split among more
+_DECODE_QUERIES = 16  # up to so many queries, reading K and V once is what counts
+_DECODE_KEYS = 128  # from so many keys on; also the fewest of a split
+_SPLIT_TILES = 4  # the fewest key tiles of a split
+_STREAMS = 8  # of a decode workgroup, 8 lanes each
+
+
+class Tiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Tiles of query rows against tiles of keys (shaders/gpu_flash).
+
+    ``depth`` is head_dim as held in workgroup memory; ``unroll`` divides it. ``splits`` parts of the keys go to
+    workgroups of their own.
+    """
+
+    rows: int
+    lanes: int
+    row_groups: int
+    col_groups: int
+    depth: int
+    unroll: int
+    value_groups: int
+    value_unroll: int
+    subgroups: bool
+    splits: int = 1
+
+    @property
+    def cols(self) -> int:
+        """Keys of a tile."""
+        return 4 * self.lanes * self.col_groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return self.rows // (4 * self.row_groups) * self.lanes
+
+    @property
+    def workgroup_bytes(self) -> int:
+        """Workgroup memory the shader declares."""
+        partial = 0 if self.subgroups else 16 * self.threads * self.row_groups
+        return 4 * self.rows * (self.depth + self.cols) + partial
+
+    @property
+    def value_stride(self) -> int:
+        """vec4s of a row of V as it is read: whole turns of the threads that share it."""
+        return self.lanes * self.value_groups
+
+    def depth_stored(self, head_dim: int) -> int:
+        """Return head_dim padded to whole unrolled steps: how deep K's tiles are stored."""
+        return round_up(head_dim, self.unroll)
+
+    def __str__(self) -> str:
+        block = f"{4 * self.row_groups}x{4 * self.col_groups}"
+        reduce = "subgroup" if self.subgroups else "workgroup"
+        split = f" split {self.splits}" if self.splits > 1 else ""
+        return f"{self.rows}x{self.cols} block {block} lanes {self.lanes} unroll {self.unroll} {reduce}{split}"
+
+
+class Decode(msgspec.Struct, frozen=True, kw_only=True):
+    """Few queries against a long cache: keys split over workgroups, K and V read once (shaders/gpu_flash_decode)."""
+
+    rows: int
+    key_groups: int  # vec4s of head_dim a lane holds
+    value_groups: int
+    aligned: bool  # whether rows of K and V are whole vec4
+    splits: int
+
+    keys = 4  # a stream takes at a time
+
+    @property
+    def workgroup_bytes(self) -> int:
+        """Workgroup memory the shader declares."""
+        return 16 * 8 * (self.rows * self.key_groups + _STREAMS * self.value_groups) + 16 * _STREAMS
+
+    def share(self, seq_k: int) -> int:
+        """Return the keys of a split: whole words of the key mask."""
+        return round_up(-(-seq_k // self.splits), 32)
+
+    def __str__(self) -> str:
+        return f"decode {self.rows} rows split {self.splits} subgroup"
+
+
+Variant = Tiles | Decode
+
+
+def choose_variant(problem: AttentionProblem, limits: Limits) -> Variant | None:
+    """Return the variant to compile for the problem within these limits, None where none fits. Pure."""
+    if problem.seq_q <= _DECODE_QUERIES and problem.seq_k >= _DECODE_KEYS and limits.subgroup_size >= MIN_LANES:
+        decode = _decode(problem, limits)
+        if decode.workgroup_bytes <= limits.workgroup_bytes:
+            return decode
+    return _tiles(problem, limits)
+
+
+def _decode(problem: AttentionProblem, limits: Limits) -> Decode:
+    rows = problem.group * problem.seq_q  # over the same keys
+    key_groups, value_groups = -(-problem.head_dim // 32), -(-problem.head_dim_v // 32)
+    most = 8 if value_groups <= 2 else 4  # a row's sum takes 4 · value_groups registers of each thread
+    rows_at_once = min(most, power_of_two(rows))
+    workgroups = problem.batch * problem.kv_heads * -(-rows // rows_at_once)
+    wanted = 1 if limits.software else -(-_FULL // workgroups)
+    return Decode(
+        rows=rows_at_once,
+        key_groups=key_groups,
+        value_groups=value_groups,
+        aligned=problem.head_dim % 4 == 0 and problem.head_dim_v % 4 == 0,
+        splits=max(1, min(wanted, problem.seq_k // _DECODE_KEYS)),
+    )
+
+
+def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
+    """Return a variant of tiles.
+
+    On software adapters a compile costs seconds when unrolled, so head_dim goes by power-of-two buckets and loops are
+    unrolled by 4 only. A GPU gets a shader of its own for each head_dim, and one subgroup of 32 threads a workgroup
+    with as many lanes a row as the output has vec4: small blocks and few registers were fastest on an NVIDIA H200.
+    """
+    if limits.software:
+        lanes, unroll, value_unroll = 8, 4, 1
+        depth = max(32, power_of_two(problem.head_dim))
+    else:
+        widest = limits.subgroup_size if limits.subgroup_size >= MIN_LANES else 32
+        columns = -(-problem.head_dim_v // 4)
+        lanes = 8 if 16 < columns <= 24 else min(max(8, power_of_two(columns)), 32, widest)  # 24 is thrice 8
+        depth = round_up(problem.head_dim, 4)
+        unroll = next(u for u in (32, 16, 8, 4) if depth % u == 0)
+        value_unroll = 8
+    value_groups = -(-problem.head_dim_v // (4 * lanes))
+    for rows in (16, 8, 4):
+        variant = Tiles(
+            rows=rows,
+            lanes=lanes,
+            row_groups=1,
+            col_groups=1,
+            depth=depth,
+            unroll=unroll,
+            value_groups=power_of_two(value_groups) if limits.software else value_groups,
+            value_unroll=value_unroll,
+            subgroups=limits.subgroup_size >= lanes,
+        )
+        if variant.threads <= _THREADS and variant.workgroup_bytes <= limits.workgroup_bytes:
+            return msgspec.structs.replace(variant, splits=_tile_splits(problem, limits, variant))
+    return None
+
+
+def _tile_splits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:
+    """Return how many parts of the keys get workgroups of their own, so that few heads still fill a GPU."""
+    workgroups = problem.pairs * -(-problem.seq_q // variant.rows)
+    tiles = -(-problem.seq_k // variant.cols)
+    return 1 if limits.software else max(1, min(_FULL // workgroups, tiles // _SPLIT_TILES))
+
+
+def power_of_two(value: int) -> int:
+    """Return the least power of two that is no less than ``value``."""
+    return 1 << (value - 1).bit_length()
+
+
+def round_up(value: int, step: int) -> int:
+    """Return the least multiple of ``step`` that is no less than ``value``."""
+    return -(-value // step) * step
