@@ -10,6 +10,7 @@ from engine.problem import AttentionProblem
 
 _THREADS = 32  # of a workgroup of tiles, at most
 _FULL = 2048  # workgroups that fill a large GPU: with fewer, the keys are split among more
+_FULL_DECODE = 512  # the same for decoding, whose workgroups are larger and each leave something to combine
 _DECODE_QUERIES = 16  # up to so many queries, reading K and V once is what counts
 _DECODE_KEYS = 128  # from so many keys on; also the fewest of a split
 _SPLIT_TILES = 4  # the fewest key tiles of a split
@@ -72,7 +73,8 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     key_groups: int  # vec4s of head_dim a lane holds
     value_groups: int
-    aligned: bool  # whether rows of K and V are whole vec4
+    aligned: bool  # rows of K and V are whole vec4
+    wide: bool  # half precision, read 8 elements at a time
     splits: int
 
     keys = 4  # a stream takes at a time
@@ -104,16 +106,19 @@ def choose_variant(problem: AttentionProblem, limits: Limits) -> Variant | None:
 
 def _decode(problem: AttentionProblem, limits: Limits) -> Decode:
     rows = problem.group * problem.seq_q  # over the same keys
-    key_groups, value_groups = -(-problem.head_dim // 32), -(-problem.head_dim_v // 32)
+    wide = problem.dtype == "f16" and problem.head_dim % 8 == 0 and problem.head_dim_v % 8 == 0
+    step = 64 if wide else 32  # elements the 8 lanes of a stream load at once
+    key_groups, value_groups = (step // 32 * -(-width // step) for width in (problem.head_dim, problem.head_dim_v))
     most = 8 if value_groups <= 2 else 4  # a row's sum takes 4 · value_groups registers of each thread
     rows_at_once = min(most, power_of_two(rows))
     workgroups = problem.batch * problem.kv_heads * -(-rows // rows_at_once)
-    wanted = 1 if limits.software else -(-_FULL // workgroups)
+    wanted = 1 if limits.software else -(-_FULL_DECODE // workgroups)
     return Decode(
         rows=rows_at_once,
         key_groups=key_groups,
         value_groups=value_groups,
         aligned=problem.head_dim % 4 == 0 and problem.head_dim_v % 4 == 0,
+        wide=wide,
         splits=max(1, min(wanted, problem.seq_k // _DECODE_KEYS)),
     )
 
@@ -130,11 +135,10 @@ def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
         depth = max(32, power_of_two(problem.head_dim))
     else:
         widest = limits.subgroup_size if limits.subgroup_size >= MIN_LANES else 32
-        columns = -(-problem.head_dim_v // 4)
-        lanes = 8 if 16 < columns <= 24 else min(max(8, power_of_two(columns)), 32, widest)  # 24 is thrice 8
+        lanes = min(max(8, power_of_two(-(-problem.head_dim_v // 4))), 32, widest)
         depth = round_up(problem.head_dim, 4)
         unroll = next(u for u in (32, 16, 8, 4) if depth % u == 0)
-        value_unroll = 8
+        value_unroll = max(8, lanes // 2)
     value_groups = -(-problem.head_dim_v // (4 * lanes))
     for rows in (16, 8, 4):
         variant = Tiles(

@@ -112,10 +112,12 @@ HALVES = [
     AttentionProblem(heads=4, kv_heads=2, seq_q=37, seq_k=50, head_dim=20, causal=True, dtype="f16"),
     AttentionProblem(heads=1, seq_q=33, head_dim=64, head_dim_v=96, dtype="f16", softcap=20.0),
     AttentionProblem(heads=8, kv_heads=2, seq_q=1, seq_k=200, head_dim=32, dtype="f16"),
+    AttentionProblem(heads=2, seq_q=3, seq_k=150, head_dim=72, head_dim_v=136, causal=True, dtype="f16"),
+    AttentionProblem(heads=2, seq_q=2, seq_k=130, head_dim=28, head_dim_v=13, dtype="f16"),
 ]
 
 
-@pytest.mark.parametrize("problem", HALVES, ids=["grouped", "softcap", "decode"])
+@pytest.mark.parametrize("problem", HALVES, ids=["grouped", "softcap", "decode", "wide", "narrow"])
 def test_half_precision_storage(problem: AttentionProblem) -> None:
     check(problem, seeded(problem, 9), open_gpu())
 
