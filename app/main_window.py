@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QByteArray, Qt, QTimer
+from PySide6.QtCore import QByteArray, QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QVBoxLayout, QWidget
 
@@ -127,7 +127,7 @@ class MainWindow(QMainWindow):
         return dock
 
     def _arrange(self) -> None:
-        self.resize(*_SIZE)
+        self.resize(QSize(*_SIZE).boundedTo(self.screen().availableSize()))
         self.resizeDocks([self.setup_dock], [360], Qt.Orientation.Horizontal)
         self.resizeDocks([self.results_dock], [250], Qt.Orientation.Vertical)
 
@@ -147,7 +147,7 @@ class MainWindow(QMainWindow):
             (do.quit, self.close),
             (do.copy_chart, lambda: self._chart().copy_image()),
             (do.copy_table, self.results.copy_table),
-            (do.go_setup, lambda: _go(self.setup_dock, self.setup_panel)),
+            (do.go_setup, lambda: _go(self.setup_dock, self.setup_panel.preset)),
             (do.go_results, lambda: _go(self.results_dock, self.results.table)),
             (do.go_log, lambda: _go(self.log_dock, self.log)),
             (do.reset_layout, self._reset_layout),
@@ -292,7 +292,7 @@ class MainWindow(QMainWindow):
         except ValueError as error:
             self.notices.say(f"{error}.", Tone.BAD)
             return
-        _go(self.setup_dock, self.setup_panel)
+        _go(self.setup_dock, self.setup_panel.preset)
 
     def _show_about(self) -> None:
         self._about = AboutDialog(self)

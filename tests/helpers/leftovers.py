@@ -35,13 +35,17 @@ def _may_stay(process: psutil.Process) -> bool:
 def _qt() -> set[str]:
     import shiboken6
     from PySide6.QtCore import QCoreApplication, QEvent, QThread, QTimer
-    from PySide6.QtWidgets import QApplication
+    from PySide6.QtWidgets import QApplication, QMenu
 
     if QApplication.instance() is None:
         return set()
     gc.collect()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
-    found = {f"window {type(widget).__name__} {id(widget):x}" for widget in QApplication.topLevelWidgets()}
+    found = {
+        f"window {type(widget).__name__} {widget.windowTitle()} {id(widget):x}"
+        for widget in QApplication.topLevelWidgets()
+        if widget.isVisible() or not isinstance(widget, QMenu)  # pyqtgraph never shows those it makes, nor ends them
+    }
     for thing in gc.get_objects():
         if isinstance(thing, QTimer) and shiboken6.isValid(thing) and thing.isActive():
             found.add(f"timer {id(thing):x} of {thing.parent()}")
