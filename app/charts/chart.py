@@ -48,6 +48,8 @@ class Chart(pg.PlotWidget):
         self._crosshair.hide()
         self.setMenuEnabled(False)  # pyqtgraph's own, with an exporter that mangles names
         self.hideButtons()
+        self.setDownsampling(auto=True, mode="peak")  # of the plot: it overrides what its curves are set to
+        self.setClipToView(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setToolTip(_HELP)
         self.setFrameShape(self.Shape.NoFrame)

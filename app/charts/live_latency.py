@@ -127,9 +127,7 @@ class _KernelItems:
         self.shown = True
         self.strong = False
         self.colour = ""
-        self._curve = pg.PlotDataItem(symbolSize=6)
-        self._curve.setDownsampling(auto=True, method="peak")
-        self._curve.setClipToView(True)
+        self._curve = pg.PlotDataItem(symbolSize=6, autoDownsampleFactor=1.0)  # a peak and a trough a pixel
         self._median = pg.PlotCurveItem()
         self._top, self._bottom = pg.PlotCurveItem(pen=None), pg.PlotCurveItem(pen=None)
         self._band = pg.FillBetweenItem(self._top, self._bottom)

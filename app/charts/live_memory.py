@@ -22,8 +22,6 @@ class MemoryChart(Chart):
         self.name_axes("seconds since the session began", "memory")
         self._process, self._gpu = pg.PlotDataItem(), pg.PlotDataItem()
         for curve in (self._process, self._gpu):
-            curve.setDownsampling(auto=True, method="peak")
-            curve.setClipToView(True)
             self.addItem(curve)
         self._scratch: dict[str, pg.PlotCurveItem] = {}
         self.view.setLimits(yMin=0)
