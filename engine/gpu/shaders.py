@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
+if TYPE_CHECKING:
+    import jinja2
 
 
 def render(name: str, **values: Any) -> str:
@@ -22,6 +23,8 @@ def _template(name: str) -> jinja2.Template:
 
 @cache
 def _environment() -> jinja2.Environment:
+    import jinja2  # 0.1 s that whoever only asks whether a kernel fits does not pay
+
     return jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
