@@ -48,7 +48,7 @@ class SortedRows(QSortFilterProxyModel):
     def search(self, text: str) -> None:
         """Keep the rows in which every word of ``text`` stands in some cell, upper or lower case."""
         self._words = text.casefold().split()
-        self.invalidateFilter()
+        self.invalidate()
 
     def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:  # noqa: N802
         """Return whether a row is shown."""

@@ -37,6 +37,11 @@ class Columns:
             self._held[name] = grown
         self._count = end
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, what is kept free for the next rows among them."""
+        return sum(held.nbytes for held in self._held.values())
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return a column as a view: it stays as it is while more rows come."""
         return self._held[name][: self._count]
