@@ -164,5 +164,6 @@ def _list_kernels() -> int:
 
     for name in kernel_names():
         kernel = get_kernel(name)
-        print(f"{name:<12} {kernel.summary}")
+        missing = kernel.missing()
+        print(f"{name:<16} {kernel.summary}" + (f" ({missing})" if missing else ""))
     return 0

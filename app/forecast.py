@@ -9,6 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from app.outcome import distinct
+from engine.cuda import DEFAULT_MEMORY_BYTES
 from engine.devices import DeviceInfo, Limits
 from engine.kernels import registry
 from engine.measure.sampler import SHORTEST_S, WARM_UP_S
@@ -36,12 +37,14 @@ class Machine:
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def limits(self, kind: str, plan: Plan, case: Case) -> Limits | None:
-        """Return what a kernel for that kind of device (``cpu`` or ``gpu``) may use, None where there is no such."""
+        """Return what a kernel for such a device (``cpu``, ``gpu``, ``cuda``) may use, None where there is none."""
         half = self.free_bytes // 2
         if kind == "cpu":
             memory = half if plan.memory_limit is None else plan.memory_limit
             return msgspec.structs.replace(self.cpu, threads=case.threads or self.cpu.threads, memory_bytes=memory)
-        if self.gpu is None:
+        if kind == "cuda" and plan.device != "cpu":  # whether there is such a card only the engine can find out
+            return Limits(memory_bytes=plan.memory_limit or DEFAULT_MEMORY_BYTES, f16=True)
+        if self.gpu is None or kind != "gpu":
             return None
         limits = self.gpu.limits
         memory = min(limits.memory_bytes, half) if limits.software else limits.memory_bytes

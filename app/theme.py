@@ -10,6 +10,8 @@ _KERNEL_COLOURS = {
     "gpu-naive": "#E69F00",
     "cpu-flash": "#009E73",
     "cpu-naive": "#D55E00",
+    "torch-sdpa": "#8C6BB1",
+    "torch-sdpa-cuda": "#CC79A7",
 }
 _FURTHER = ("#CC79A7", "#56B4E9", "#8C6BB1", "#7F7F7F")
 # The same hues, lifted where they would sink into dark paper
@@ -22,7 +24,14 @@ _ON_DARK = {
     "#8C6BB1": "#AB8DD0",
     "#7F7F7F": "#A3A3A3",
 }
-_KERNEL_SYMBOLS = {"gpu-flash": "o", "gpu-naive": "s", "cpu-flash": "t1", "cpu-naive": "d"}
+_KERNEL_SYMBOLS = {
+    "gpu-flash": "o",
+    "gpu-naive": "s",
+    "cpu-flash": "t1",
+    "cpu-naive": "d",
+    "torch-sdpa": "h",
+    "torch-sdpa-cuda": "star",
+}
 _FURTHER_SYMBOLS = ("star", "p", "h", "t")
 
 

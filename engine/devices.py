@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 AdapterType = Literal["discrete", "integrated", "software", "cpu"]
+DeviceKind = Literal["cpu", "gpu", "cuda"]  # what a kernel asks for; cuda is an NVIDIA card that PyTorch sees
 
 
 class DeviceUnavailable(RuntimeError):  # noqa: N818 - a public name fixed by the design
@@ -37,8 +38,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One device a kernel can run on, as listed by ``devices`` and written in reports.
 
-    ``index`` is what ``--device`` takes; the CPU has none. ``backend`` is ``vulkan``, ``metal``, ``d3d12``,
-    ``opengl`` or ``numpy``.
+    ``index`` is what ``--device`` takes; what cannot be chosen has none. ``backend`` is ``vulkan``, ``metal``,
+    ``d3d12`` or ``opengl``, for kernels of PyTorch ``cuda`` or ``pytorch``, for other CPU kernels ``numpy``.
     """
 
     index: int | None

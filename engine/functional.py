@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.cpu import open_cpu
-from engine.devices import Device
+from engine.devices import Device, DeviceUnavailable
 from engine.inputs import Inputs
 from engine.kernels.registry import get_kernel
 from engine.problem import AttentionProblem, KeyMask
@@ -53,9 +53,11 @@ def attention(
     log-sum-exp (natural log, [batch, heads, seq_q]). A row that sees no key gives 0 and -inf.
 
     Raises ValueError for arguments that are not valid or that the kernel does not support, DeviceUnavailable when a
-    GPU kernel finds no device.
+    GPU kernel finds no device or an optional kernel is not installed.
     """
     chosen = get_kernel(kernel)
+    if (missing := chosen.missing()) is not None:
+        raise DeviceUnavailable(f"{kernel} is {missing}")
     inputs = Inputs(_float32("q", q), _float32("k", k), _float32("v", v))
     problem = _problem(
         inputs,
@@ -69,10 +71,14 @@ def attention(
         device: Device
         if chosen.device_kind == "cpu":
             device = stack.enter_context(open_cpu())
-        else:
+        elif chosen.device_kind == "gpu":
             from engine.gpu.device import open_gpu  # only a GPU kernel needs it
 
             device = open_gpu()
+        else:
+            from engine.cuda import open_cuda
+
+            device = open_cuda()
         reason = chosen.supports(problem, device.limits)
         if reason is not None:
             raise ValueError(f"{kernel} cannot run this problem: {reason}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from engine import cpu
-from engine.devices import Device, DeviceUnavailable
+from engine.devices import Device, DeviceKind, DeviceUnavailable
 from engine.messages import sentence
 from engine.plan import Plan
 
@@ -16,37 +14,42 @@ class OpenedDevices:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._cpus: dict[int | None, cpu.CpuDevice] = {}
-        self._gpu: Device | DeviceUnavailable | None = None
+        self._gpus: dict[DeviceKind, Device | DeviceUnavailable] = {}  # the GPU, and the card that PyTorch sees
 
-    def open(self, kind: Literal["cpu", "gpu"], threads: int | None) -> Device:
+    def open(self, kind: DeviceKind, threads: int | None) -> Device:
         """Return the device of that kind. Raises DeviceUnavailable, the same again when asked again."""
-        if kind == "gpu":
-            if self._gpu is None:
-                self._gpu = self._open_gpu()
-            if isinstance(self._gpu, DeviceUnavailable):
-                raise self._gpu
-            return self._gpu
-        if threads not in self._cpus:
-            self._cpus[threads] = cpu.open_cpu(threads, self._plan.memory_limit)
-        return self._cpus[threads]
+        if kind == "cpu":
+            if threads not in self._cpus:
+                self._cpus[threads] = cpu.open_cpu(threads, self._plan.memory_limit)
+            return self._cpus[threads]
+        if kind not in self._gpus:
+            self._gpus[kind] = self._open_gpu(kind)
+        gpu = self._gpus[kind]
+        if isinstance(gpu, DeviceUnavailable):
+            raise gpu
+        return gpu
 
     def gpu_bytes(self) -> int:
-        """Return the bytes held on the GPU, 0 while it is not open."""
-        in_use = getattr(self._gpu, "memory_in_use", None)
-        return in_use() if in_use else 0
+        """Return the bytes held on the GPU, whoever asked for them; 0 while it is not open."""
+        return sum(gpu.memory_in_use() for gpu in self._gpus.values() if hasattr(gpu, "memory_in_use"))
 
     def close(self) -> None:
         """Close what was opened; the GPU stays open for the process, for each one dropped leaks a little."""
         for device in self._cpus.values():
             device.close()
 
-    def _open_gpu(self) -> Device | DeviceUnavailable:
-        if self._plan.device == "cpu":
+    def _open_gpu(self, kind: DeviceKind) -> Device | DeviceUnavailable:
+        plan = self._plan
+        if plan.device == "cpu":
             return DeviceUnavailable("left out by --device cpu; choose auto or a GPU to run it")
-        from engine.gpu.device import open_gpu
+        from engine.cuda import open_cuda
+        from engine.gpu.device import choose, list_devices, open_gpu
 
         try:
-            return open_gpu(self._plan.device, self._plan.memory_limit, self._plan.checks)
+            if kind == "gpu":
+                return open_gpu(plan.device, plan.memory_limit, plan.checks)
+            name = None if plan.device == "auto" else choose(list_devices(), plan.device).name
+            return open_cuda(name, plan.memory_limit)
         except DeviceUnavailable as error:
             return error
         except Exception as error:

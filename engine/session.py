@@ -164,9 +164,12 @@ class _Session:
         reason: str | None
         try:
             turn.kernel = registry.get_kernel(turn.name)
-            turn.device = self._devices.open(turn.kernel.device_kind, case.threads)
-            reason = turn.kernel.supports(case.problem, turn.device.limits)
+            reason = turn.kernel.missing()
             if reason is None:
+                turn.device = turn.kernel.on(self._devices.open(turn.kernel.device_kind, case.threads))
+                reason = turn.kernel.supports(case.problem, turn.device.limits)
+            if reason is None:
+                assert turn.device is not None
                 turn.predicted_bytes = turn.kernel.predict(case.problem, turn.device.limits)
         except DeviceUnavailable as error:
             reason = str(error)
@@ -204,7 +207,7 @@ class _Session:
             self._check_stop()
             assert turn.device is not None
             assert turn.runner is not None
-            self._peaks.of(turn.device)  # while nothing else runs
+            self._peaks.of(turn.device, case.problem.dtype)  # while nothing else runs
             sampler.warm_up(turn.runner, self._plan.seconds)
             self._fail_if_broken(case, turn)
 

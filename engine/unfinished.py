@@ -122,13 +122,14 @@ class Unfinished:
 
         gpus = [device for device in self._devices if device.index is not None]
         found: DeviceInfo | None = None
+        asked = get_kernel(kernel)
         with contextlib.suppress(ValueError, DeviceUnavailable):
-            if get_kernel(kernel).device_kind == "gpu":
+            if asked.device_kind == "gpu":
                 found = choose(gpus, started.plan.device)
-            else:
+            elif asked.device_kind == "cpu":
                 found = next((device for device in self._devices if device.index is None), None)
         if found is None:
             return None
         device = Device()
         device.info, device.limits = found, found.limits
-        return device
+        return asked.on(device)

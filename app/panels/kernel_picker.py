@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QRectF, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QCheckBox, QGridLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
@@ -26,7 +26,7 @@ class KernelPicker(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(6)
-        self.rows = {name: _KernelRow(name) for name in registry.kernel_names()}
+        self.rows = {name: _KernelRow(name) for name in registry.installed_kernels()}
         for row in self.rows.values():
             layout.addWidget(row)
             row.box.toggled.connect(lambda: self.changed.emit())
@@ -81,6 +81,7 @@ class _KernelRow(QWidget):
         self.reason.setText(localised(_refusal(footprint)) if footprint else "")
         self.reason.setVisible(bool(self.reason.text()))
 
+    @Slot()
     def _recolour(self) -> None:
         self.box.setIcon(kernel_icon(self._kernel))
         self._bar.update()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from importlib.util import find_spec
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.devices import Device, Limits
+from engine.devices import Device, DeviceKind, Limits
 from engine.inputs import Inputs
 from engine.problem import AttentionProblem
 from engine.running import Cancelled, ShouldStop, Timing, never_stop
@@ -82,8 +83,20 @@ class Kernel(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    device_kind: ClassVar[Literal["cpu", "gpu"]]
+    device_kind: ClassVar[DeviceKind]
     naive: ClassVar[str]  # the kernel that this one's speed-up is measured against
+    needs: ClassVar[tuple[str, str] | None] = None  # of an optional kernel: a package, and the extra that installs it
+    counts_memory: ClassVar[bool] = False  # on the CPU: whether ``memory`` tells what tracing cannot see
+
+    def missing(self) -> str | None:
+        """Return None, or how to install the package that an optional kernel needs. Nothing is imported to find out."""
+        if self.needs is None or find_spec(self.needs[0]) is not None:
+            return None
+        return f"not installed: pip install flashscope[{self.needs[1]}]"
+
+    def on(self, device: Device) -> Device:
+        """Return the device as this kernel's rows name it; one that runs through a library of its own names that."""
+        return device
 
     @abstractmethod
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:

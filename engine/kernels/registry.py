@@ -12,13 +12,20 @@ _KERNELS = {
     "gpu-naive": "engine.kernels.gpu_naive:GpuNaive",
     "cpu-flash": "engine.kernels.cpu_flash:CpuFlash",
     "cpu-naive": "engine.kernels.cpu_naive:CpuNaive",
+    "torch-sdpa": "engine.kernels.torch_sdpa:TorchSdpa",
+    "torch-sdpa-cuda": "engine.kernels.torch_sdpa:TorchSdpaCuda",
 }
 DEFAULT_KERNELS = ("gpu-flash", "gpu-naive", "cpu-flash", "cpu-naive")
 
 
 def kernel_names() -> tuple[str, ...]:
-    """Return the names of all registered kernels."""
+    """Return the names of all registered kernels, optional ones that are not installed among them."""
     return tuple(_KERNELS)
+
+
+def installed_kernels() -> tuple[str, ...]:
+    """Return the names of the kernels whose packages are there."""
+    return tuple(name for name in _KERNELS if get_kernel(name).missing() is None)
 
 
 def get_kernel(name: str) -> Kernel:

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.blas import hold_blas
 from engine.devices import Device
+from engine.problem import Dtype
 
 _SGEMM = 768  # rows and columns: large enough for BLAS to be at its best, 0.9 GFLOP
 _COPY_BYTES = 64 << 20  # beyond the caches of all but the largest processors
@@ -19,7 +20,7 @@ _SGEMM_END_S, _COPY_END_S = 0.12, 0.25  # since the beginning; touching the buff
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """GFLOP/s of a float32 multiply-add loop, and GB/s of a copy, bytes read plus bytes written."""
+    """GFLOP/s of a float32 multiply-add loop or matrix product, and GB/s of a copy, bytes read plus bytes written."""
 
     gflops: float
     gbytes_per_s: float
@@ -29,19 +30,27 @@ class Peaks:
     """The peaks of one session, each measured when first asked for."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, int], Peak | None] = {}
+        self._known: dict[tuple[str, str, int, Dtype | None], Peak | None] = {}
 
-    def of(self, device: Device) -> Peak | None:
-        """Return the peak of a device with its number of threads; None where measuring it failed."""
-        key = (device.info.name, device.info.backend, device.limits.threads)
+    def of(self, device: Device, dtype: Dtype = "f32") -> Peak | None:
+        """Return the peak of a device with its number of threads; None where measuring it failed.
+
+        ``dtype`` matters through CUDA alone, where float16 has tensor cores.
+        """
+        kind = "cpu" if device.info.adapter_type == "cpu" else device.info.backend  # whatever library it goes by
+        key = (device.info.name, kind, device.limits.threads, dtype if kind == "cuda" else None)
         if key not in self._known:
             try:
-                self._known[key] = (
-                    measure_cpu(device.limits.threads) if device.info.adapter_type == "cpu" else measure_gpu(device)
-                )
+                self._known[key] = _measure(kind, device, dtype)
             except Exception:  # percent of peak is left empty; the kernels themselves are measured all the same
                 self._known[key] = None
         return self._known[key]
+
+
+def _measure(kind: str, device: Device, dtype: Dtype) -> Peak:
+    if kind == "cpu":
+        return measure_cpu(device.limits.threads)
+    return measure_cuda(device, dtype) if kind == "cuda" else measure_gpu(device)
 
 
 def measure_gpu(device: Any) -> Peak:
@@ -49,6 +58,14 @@ def measure_gpu(device: Any) -> Peak:
     from engine.gpu.peaks import measure
 
     gflops, gbytes_per_s = measure(device)
+    return Peak(gflops, gbytes_per_s)
+
+
+def measure_cuda(device: Any, dtype: Dtype) -> Peak:
+    """Return a card's peak by PyTorch's matrix product, in that dtype, and by copying."""
+    from engine.cuda import measure
+
+    gflops, gbytes_per_s = measure(device, dtype)
     return Peak(gflops, gbytes_per_s)
 
 

@@ -47,7 +47,7 @@ def blank_row(occasion: Occasion, case: Case, kernel: str, device: Device | None
         adapter_type=info.adapter_type if info else None,
         backend=info.backend if info else None,
         driver=info.driver if info else None,
-        checks=plan.checks if info and not on_cpu else None,
+        checks=plan.checks if info and not on_cpu and info.backend != "cuda" else None,  # of our own shaders
         input=case.input,
         seed=None if case.from_file else plan.seed,
         threads=device.limits.threads if device and on_cpu else None,
@@ -91,7 +91,7 @@ def row_of(
         process_peak_bytes=turn.process_peak_bytes,
     )
     if samples and turn.device is not None:
-        row = with_samples(row, case.problem, samples, peaks.of(turn.device))
+        row = with_samples(row, case.problem, samples, peaks.of(turn.device, case.problem.dtype))
     return row
 
 
@@ -133,8 +133,13 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
 
 
 def with_speedup(row: Row, naive: Row | None) -> Row:
-    """Return the row with its speed-up, wall against wall; empty unless both it and its naive kernel are ``ok``."""
+    """Return the row with its speed-up, wall against wall; empty unless it and its naive kernel are ``ok``.
+
+    Empty too where they ran on devices of different types, as PyTorch's card and a software adapter are.
+    """
     if naive is None or row.status is not Status.OK or naive.status is not Status.OK:
+        return row
+    if row.adapter_type != naive.adapter_type:
         return row
     if not row.wall_ms_median or naive.wall_ms_median is None:
         return row

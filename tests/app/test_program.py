@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import engine
+from engine.kernels.registry import kernel_names
 
 Program = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +49,27 @@ def test_help_and_version(flashscope: Program) -> None:
 def test_kernels_are_listed(flashscope: Program) -> None:
     listed = flashscope("run", "--list-kernels")
     assert listed.status == 0
-    assert [line.split()[0] for line in listed.out.splitlines()] == ["gpu-flash", "gpu-naive", "cpu-flash", "cpu-naive"]
+    names = [line.split()[0] for line in listed.out.splitlines()]
+    assert names[:4] == ["gpu-flash", "gpu-naive", "cpu-flash", "cpu-naive"]
+    assert tuple(names) == kernel_names()
+    assert "not installed" not in listed.out.partition("torch")[0]
+
+
+def test_an_optional_kernel_is_listed_with_what_installs_it(
+    flashscope: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kernels.base.find_spec", lambda package: None)
+    (line,) = (line for line in flashscope("run", "--list-kernels").out.splitlines() if line.startswith("torch-sdpa "))
+    assert line.endswith("(not installed: pip install flashscope[torch])")
+
+
+def test_an_optional_kernel_that_is_not_installed_is_skipped(
+    flashscope: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kernels.base.find_spec", lambda package: None)
+    ended = flashscope("run", "--kernels", "cpu-naive,torch-sdpa", "--seq", "16", "--heads", "1", "--samples", "1")
+    assert ended.status == 0
+    assert "torch-sdpa skipped: not installed: pip install flashscope[torch]" in ended.out
 
 
 def test_devices(flashscope: Program) -> None:

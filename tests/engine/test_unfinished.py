@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from engine import session
@@ -83,6 +84,16 @@ def test_gpu_times_are_kept_where_there_are_any() -> None:
     unfinished(SampleBatch(PLAN.cases[0], "gpu-naive", samples))
     row = rows(list(unfinished.ending("cancelled", "stopped")))[0, "gpu-naive"]
     assert (row.samples, row.repeats, row.gpu_ms_median, row.clock, row.device) == (20, 3, 1.0, "gpu", None)
+
+
+def test_a_row_names_the_device_as_its_kernel_does_and_none_that_was_not_listed() -> None:
+    started = next(event for event in told(PLAN) if isinstance(event, SessionStarted))
+    peers = msgspec.structs.replace(PLAN, kernels=("torch-sdpa", "torch-sdpa-cuda"))
+    unfinished = Unfinished([CPU])
+    unfinished(msgspec.structs.replace(started, plan=peers))
+    found = rows(list(unfinished.ending("cancelled", "stopped")))
+    assert (found[0, "torch-sdpa"].device, found[0, "torch-sdpa"].backend) == ("A Processor", "pytorch")
+    assert found[0, "torch-sdpa-cuda"].device is None
 
 
 def test_a_session_that_never_began_only_ends() -> None:

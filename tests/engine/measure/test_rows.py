@@ -123,6 +123,11 @@ def test_speedup_is_wall_against_wall_and_may_be_below_one() -> None:
     assert with_speedup(fast, None).speedup_vs_naive is None
 
 
+def test_only_devices_of_one_type_make_a_speedup() -> None:
+    card, software = measured("discrete", samples([2.0] * 3)), measured("software", samples([9.0] * 3))
+    assert with_speedup(card, software).speedup_vs_naive is None
+
+
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
 def test_only_two_right_kernels_make_a_speedup(status: Status) -> None:
     good = measured("cpu", samples([2.0] * 3))
