@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyqtgraph as pg
-from PySide6.QtCore import QPointF, Qt, Signal
+from PySide6.QtCore import QPointF, Qt, Signal, Slot
 from PySide6.QtGui import QFont, QKeyEvent, QPen
 from PySide6.QtWidgets import QWidget
 
@@ -66,6 +66,7 @@ class Chart(pg.PlotWidget):
         """Return a pen; width 1 is what pyqtgraph draws fast."""
         return pg.mkPen(colour, width=width * self.pen_scale, style=style)
 
+    @Slot()
     def recolour(self) -> None:
         """Take on the appearance in use. Items are coloured by whoever draws them."""
         palette = appearance().palette

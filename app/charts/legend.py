@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal, Slot
 from PySide6.QtGui import QIcon
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolButton, QWidget
 
@@ -78,6 +78,7 @@ class KernelLegend(QWidget):
             self.highlighted = kernel
             self.changed.emit()
 
+    @Slot()
     def _recolour(self) -> None:
         for kernel, button in self.buttons.items():
             button.setIcon(_icon(kernel))

@@ -43,10 +43,9 @@ class LiveTab(ChartTab):
         self.log.setToolTip("Draws latency on a logarithmic axis: equal steps are equal factors.")
         self.pause = QPushButton("Pause")
         self.pause.setCheckable(True)
-        self.pause.setToolTip("Freezes the view only; the race goes on, and its samples are kept (Space).")
-        self.pause.setShortcut("Space")
+        self.pause.setToolTip("Freezes the view only; the race goes on, and its samples are kept (F6).")
         self.fit = QPushButton("Fit")
-        self.fit.setToolTip("Shows all data and follows it again.")
+        self.fit.setToolTip("Shows all data and follows it again (F7).")
         for widget in (self.case, self.against, self.log, self.pause, self.fit):
             self.controls.addWidget(widget)
         self.readout = QLabel()

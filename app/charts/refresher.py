@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QElapsedTimer, QObject, Qt, QTimer
+from PySide6.QtCore import QElapsedTimer, QObject, Qt, QTimer, Slot
 
 _QUICK_MS, _CALM_MS = 33, 100  # 30 drawings a second; 10 while CPU kernels are timed on the same cores
 
@@ -21,6 +21,7 @@ class Refresher(QObject):
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self.now)
 
+    @Slot()
     def request(self) -> None:
         """Ask for a drawing."""
         if not self._timer.isActive():

@@ -31,9 +31,9 @@ class SweepTab(ChartTab):
         self.axis.setToolTip("The swept value that the curves are drawn against.")
         self.line.setAccessibleName("Other values")
         self.line.setToolTip("The values of the other sweeps that are shown.")
-        fit = QPushButton("Fit")
-        fit.setToolTip("Shows all data again.")
-        fit.clicked.connect(self._fit)
+        self.fit = QPushButton("Fit")
+        self.fit.setToolTip("Shows all data again.")
+        self.fit.clicked.connect(self._fit)
         self._over = QLabel("over")
         for widget in (self._over, self.axis, self.line, fit):
             self.controls.addWidget(widget)

@@ -83,6 +83,18 @@ PEAK_SHARE = Column(
     lambda row: row.percent_of_peak,
     _percent,
 )
+BANDWIDTH = Column(
+    "GB/s",
+    "Billions of bytes of Q, K, V and the output moved a second, each counted once: the figure that matters in decode.",
+    lambda row: row.gbytes_per_s,
+    significant,
+)
+BANDWIDTH_SHARE = Column(
+    "% of copy",
+    "GB/s as a share of the copy rate that was measured on this device in this session.",
+    lambda row: row.percent_of_bandwidth,
+    _percent,
+)
 SPEEDUP = Column(
     "vs naive",
     "How many times as fast as the naive kernel of the same device in the same case, wall clock against wall clock.",
@@ -122,8 +134,8 @@ REMARKS = Column(
 )
 
 RESULTS = (
-    STATUS, KERNEL, WHERE, DEVICE, MEDIAN, IQR, P90, MINIMUM, SAMPLES, GPU_MEDIAN, GFLOPS, PEAK_SHARE, SPEEDUP, SCRATCH,
-    PEAK, PREDICTED, ERROR, FIRST_RUN, COMPILE, REMARKS,
+    STATUS, KERNEL, WHERE, DEVICE, MEDIAN, IQR, P90, MINIMUM, SAMPLES, GPU_MEDIAN, GFLOPS, PEAK_SHARE, BANDWIDTH,
+    BANDWIDTH_SHARE, SPEEDUP, SCRATCH, PEAK, PREDICTED, ERROR, FIRST_RUN, COMPILE, REMARKS,
 )  # fmt: skip
 COMPARE = (
     KERNEL, STATUS, MEDIAN, SPEEDUP, P90, SAMPLES, GPU_MEDIAN, GFLOPS, PEAK_SHARE, SCRATCH, PEAK, ERROR,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Slot
 from PySide6.QtGui import QColor
 
 from app.appearance import appearance
@@ -126,6 +126,7 @@ class RowTable(QAbstractTableModel):
                 return entry.row
         return None
 
+    @Slot()
     def _recolour(self) -> None:
         if self._entries:
             last = self.index(len(self._entries) - 1, len(self._columns) - 1)
