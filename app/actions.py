@@ -41,6 +41,9 @@ class Actions:
         group = QActionGroup(window)
         for action in self.tabs:
             group.addAction(action)
+        self.pause = make("&Pause or resume the view", "F6", "Freeze the live charts; the run goes on")
+        self.fit = make("&Fit the charts", "F7", "Show all data and follow it again")
+        self.filter = make("&Filter the results", "Ctrl+F", "Show only the rows that hold some words")
         self.go_setup = make("Go to &set-up", "Alt+1", "Show the set-up and put the keyboard there")
         self.go_results = make("Go to &results", "Alt+2", "Show the results and put the keyboard there")
         self.go_log = make("Go to &log", "Alt+3", "Show the log and put the keyboard there")
@@ -82,6 +85,9 @@ class Actions:
         for action in self.tabs:
             self.view.addAction(action)
         self.view.addSeparator()
+        for action in (self.pause, self.fit, self.filter):
+            self.view.addAction(action)
+        self.view.addSeparator()
         for action in (self.go_setup, self.go_results, self.go_log):
             self.view.addAction(action)
         self.view.addSeparator()
@@ -107,7 +113,9 @@ class Actions:
         menu.addAction(self.copy_chart)
         menu.addAction(self.copy_table)
         self._export = QToolButton()
-        self._export.setText("Export")
+        self._export.setText("Export ▾")
+        self._export.setAccessibleName("Export")
+        self._export.setStyleSheet("QToolButton::menu-indicator { image: none; }")  # drawn over the text otherwise
         self._export.setToolTip("Write the results, the samples or the chart to a file (Alt+X)")
         self._export.setShortcut(QKeySequence("Alt+X"))
         self._export.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)

@@ -147,6 +147,9 @@ class MainWindow(QMainWindow):
             (do.quit, self.close),
             (do.copy_chart, lambda: self._chart().copy_image()),
             (do.copy_table, self.results.copy_table),
+            (do.pause, lambda: self.charts[0].pause.toggle()),
+            (do.fit, self._fit),
+            (do.filter, lambda: _go(self.results_dock, self.results.filter)),
             (do.go_setup, lambda: _go(self.setup_dock, self.setup_panel.preset)),
             (do.go_results, lambda: _go(self.results_dock, self.results.table)),
             (do.go_log, lambda: _go(self.log_dock, self.log)),
@@ -282,6 +285,11 @@ class MainWindow(QMainWindow):
 
     def _chart(self) -> LiveTab | CompareTab | SweepTab:
         return self.charts[self.tabs.currentIndex()]
+
+    def _fit(self) -> None:
+        chart = self._chart()
+        if isinstance(chart, (LiveTab, SweepTab)):  # bars always fit
+            chart.fit.click()
 
     def _export_picture(self) -> None:
         self.files.export_picture(self._chart(), self.tabs.tabText(self.tabs.currentIndex()))

@@ -32,10 +32,10 @@ class SweepTab(ChartTab):
         self.line.setAccessibleName("Other values")
         self.line.setToolTip("The values of the other sweeps that are shown.")
         self.fit = QPushButton("Fit")
-        self.fit.setToolTip("Shows all data again.")
+        self.fit.setToolTip("Shows all data again (F7).")
         self.fit.clicked.connect(self._fit)
         self._over = QLabel("over")
-        for widget in (self._over, self.axis, self.line, fit):
+        for widget in (self._over, self.axis, self.line, self.fit):
             self.controls.addWidget(widget)
         splitter = QSplitter(Qt.Orientation.Horizontal)
         for chart in (self.latency, self.memory):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from PySide6.QtCore import QModelIndex, Qt
-from PySide6.QtGui import QAction, QKeySequence, QShortcut
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app.local_numbers import localised
@@ -36,7 +36,6 @@ class ResultsPanel(QWidget):
         self.filter.setAccessibleName("Filter of the results")
         self.filter.setClearButtonEnabled(True)
         self.filter.textChanged.connect(self._search)
-        QShortcut(QKeySequence.StandardKey.Find, self, self.filter.setFocus, context=_HERE)
         self._count = QLabel()
         self._count.setProperty("role", "muted")
         self._sentences = QLabel()
@@ -89,9 +88,6 @@ class ResultsPanel(QWidget):
         said = "" if row is None else "\n".join(filter(None, (message(row), row.warnings.replace("; ", " · "))))
         self._sentences.setText(localised(said))
         self._sentences.setVisible(bool(said))
-
-
-_HERE = Qt.ShortcutContext.WidgetWithChildrenShortcut
 
 
 def _table(model: SortedRows) -> CopyableTable:

@@ -358,6 +358,13 @@ def test_keys_do_what_they_say(qtbot: QtBot, window: Window) -> None:
         qtbot.waitUntil(lambda dialog=dialog: window.findChild(dialog) is None)
     window.activateWindow()
     qtbot.waitUntil(window.isActiveWindow)
+    qtbot.keyClick(window, Qt.Key.Key_F6)
+    assert window.charts[0].pause.isChecked()
+    with qtbot.waitSignal(window.charts[0].fit.clicked):
+        qtbot.keyClick(window, Qt.Key.Key_F7)
+    qtbot.keyClick(window, "F", CONTROL)
+    qtbot.keyClicks(QGuiApplication.focusObject(), "cpu")
+    assert window.results.table.model().rowCount() == 2
     qtbot.keyClick(window, "L", CONTROL | SHIFT)
     assert "-m app run" in QGuiApplication.clipboard().text()
 
