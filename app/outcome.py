@@ -123,6 +123,16 @@ def message(row: Row) -> str:
     return f"{subject}: {row.message}" if row.message else ""
 
 
+def memory_bound(row: Row) -> bool:
+    """Whether this device is nearer to its limit in moving Q, K, V and the output than in computing with them.
+
+    That is so where the problem's arithmetic intensity is below the device's (peak computing over peak bandwidth), and
+    the quotient of the two shares is the quotient of the two intensities.
+    """
+    computing, moving = row.percent_of_peak, row.percent_of_bandwidth
+    return computing is not None and moving is not None and moving > computing
+
+
 @dataclass(frozen=True)
 class Standing:
     """How a kernel does by the wall clock: median and interquartile range in milliseconds."""

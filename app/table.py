@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from app.outcome import CaseRows, adapters, answer, cases_named, common, distinct, message, notes
+from app.outcome import CaseRows, adapters, answer, cases_named, common, distinct, memory_bound, message, notes
 from app.units import ratio, significant, size
 from engine.results import Row, Status
 
@@ -60,6 +60,33 @@ def _error(row: Row) -> Text:
     return _UNKNOWN if row.max_abs_err is None else Text(f"{row.max_abs_err:.1e}")
 
 
+def _rate(row: Row) -> Text:
+    """Return the headline's figure: bytes a second where moving them is the limit, else operations."""
+    return _number(row.gbytes_per_s if memory_bound(row) else row.gflops)
+
+
+def _share(row: Row) -> Text:
+    return _number(row.percent_of_bandwidth if memory_bound(row) else row.percent_of_peak, 2)
+
+
+def _with_unit(cell: Callable[[Row], Text], moving: str, computing: str) -> Callable[[Row], Text]:
+    def labelled(row: Row) -> Text:
+        text = cell(row)
+        return text if text is _UNKNOWN else Text.assemble(text, moving if memory_bound(row) else computing)
+
+    return labelled
+
+
+def _rates(groups: Sequence[CaseRows]) -> tuple[_Column, _Column]:
+    """Return the headline's columns; their titles carry the unit, or where rows differ in it the cells do."""
+    bound = {memory_bound(row) for group in groups for row in group.rows if row.gflops is not None}
+    if len(bound) == 2:
+        rate, share = _with_unit(_rate, " GB/s", " GFLOP/s"), _with_unit(_share, " copy", " peak")
+        return _Column("rate", rate), _Column("% of", share)
+    moving = bound == {True}
+    return _Column("GB/s" if moving else "GFLOP/s", _rate), _Column("% copy" if moving else "% peak", _share)
+
+
 _KERNEL = _Column("kernel", lambda row: Text(row.kernel, style="bold"), right=False)
 _TIMES = (
     _Column("device", lambda row: Text(row.adapter_type) if row.adapter_type else _UNKNOWN, right=False),
@@ -67,10 +94,8 @@ _TIMES = (
     _Column("wall ms", lambda row: _number(row.wall_ms_median)),
     _Column("±IQR", lambda row: _number(row.wall_ms_iqr, 2)),
     _Column("gpu ms", lambda row: _number(row.gpu_ms_median)),
-    _Column("GFLOP/s", lambda row: _number(row.gflops)),
-    _Column("% peak", lambda row: _number(row.percent_of_peak, 2)),
-    _Column("vs naive", lambda row: _speedup(row.speedup_vs_naive)),
 )
+_VS_NAIVE = _Column("vs naive", lambda row: _speedup(row.speedup_vs_naive))
 _MEMORY_AND_ERROR = (
     _Column("scratch", lambda row: _bytes(row.scratch_bytes)),
     _Column("peak mem", lambda row: _bytes(row.peak_bytes)),
@@ -106,10 +131,11 @@ def _say(console: Console, text: Text) -> None:
 
 
 def _parts(groups: Sequence[CaseRows], width: int) -> tuple[tuple[_Column, ...], ...]:
-    whole = (_KERNEL, *_TIMES, *_MEMORY_AND_ERROR)
+    times = (_KERNEL, *_TIMES, *_rates(groups), _VS_NAIVE)
+    whole = (*times, *_MEMORY_AND_ERROR)
     if sum(_widths(groups, whole)) + len(_NARROW_GAP) * (len(whole) - 1) <= width:
         return (whole,)
-    return (_KERNEL, *_TIMES), (_KERNEL, *_MEMORY_AND_ERROR)
+    return times, (_KERNEL, *_MEMORY_AND_ERROR)
 
 
 def _widths(groups: Sequence[CaseRows], columns: Sequence[_Column]) -> list[int]:

@@ -184,6 +184,16 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
         """Floating-point operations of a forward pass: two for each multiply-add over visible pairs."""
         return 2 * self.heads * (self.head_dim + self.head_dim_v) * self.visible_pairs()
 
+    def moved_bytes(self) -> int:
+        """Bytes that must move at least: Q, the output and, once each, K and V of the keys that some query sees."""
+        first, end = self.key_range(np.arange(self.seq_q))
+        seen = slice(int(first.min()), int(end.max()))  # without a gap, for the next query begins where this one does
+        keys = self.batch * (seen.stop - seen.start)
+        if self.key_mask is not None:
+            keys = int(self.key_mask.unpack()[:, seen].sum())
+        of_keys = keys * self.kv_heads * (self.head_dim + self.head_dim_v)
+        return self.itemsize * (math.prod(self.q_shape) + math.prod(self.output_shape) + of_keys)
+
 
 def _positive_int(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

@@ -105,7 +105,7 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
     on_gpu = row.adapter_type != "cpu"
     seconds = (gpu or wall).median / 1e3
     gflops = problem.flops() / seconds / 1e9 if seconds > 0 else None
-    gbytes_per_s = problem.tensor_bytes / seconds / 1e9 if seconds > 0 else None
+    gbytes_per_s = problem.moved_bytes() / seconds / 1e9 if seconds > 0 else None
     warnings = [row.warnings] if row.warnings else []
     if on_gpu and gpu is None:
         warnings.append("clock fallback: no sound GPU clock, rates come from wall time")

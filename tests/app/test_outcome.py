@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.outcome import CaseRows, adapters, answer, by_case, common, distinct
+from app.outcome import CaseRows, adapters, answer, by_case, common, distinct, memory_bound
 from engine.plan import Case, Plan
 from engine.problem import AttentionProblem
 from engine.results import Row, Status
@@ -38,6 +38,21 @@ def test_medians_within_the_spread_are_level(make_row: MakeRow) -> None:
 def test_a_wrong_kernel_never_wins(make_row: MakeRow) -> None:
     wrong = make_row(CASE, "gpu-flash", 0.1, status=Status.WRONG, verified=False)
     assert _answer(wrong, make_row(CASE, "cpu-naive", 5.0)).startswith("cpu-naive took 5.00 ms")
+
+
+def test_the_nearer_limit_is_the_one_that_binds(make_row: MakeRow) -> None:
+    peak_gflops, peak_gbytes_per_s = 60_000.0, 4_000.0  # the device does 15 operations in the time of a byte
+    for seq_q, bound in ((1, True), (64, False)):
+        problem = AttentionProblem(heads=32, seq_q=seq_q, seq_k=4096, head_dim=128)
+        gflops, gbytes_per_s = problem.flops() / 1e6, problem.tensor_bytes / 1e6  # in a millisecond
+        row = make_row(
+            Case(index=0, problem=problem), "gpu-flash", 1.0, gflops=gflops, gbytes_per_s=gbytes_per_s,
+            percent_of_peak=100 * gflops / peak_gflops, percent_of_bandwidth=100 * gbytes_per_s / peak_gbytes_per_s,
+        )  # fmt: skip
+        assert memory_bound(row) is bound
+        assert (problem.flops() / problem.tensor_bytes < peak_gflops / peak_gbytes_per_s) is bound
+    assert not memory_bound(make_row(CASE, "gpu-flash", 1.0, percent_of_peak=None, percent_of_bandwidth=9.0))
+    assert not memory_bound(make_row(CASE, "gpu-flash", status=Status.SKIPPED))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from rich.console import Console
 
 from app.outcome import CaseRows
 from app.table import print_report
+from engine.plan import Case
+from engine.problem import AttentionProblem
+from engine.results import Row, Status
 
 
 def printed(groups: Sequence[CaseRows], width: int, *warnings: str, terminal: bool = False) -> str:
@@ -63,6 +66,29 @@ def test_a_sweep_groups_by_case_and_says_a_reason_once(sweep: Sequence[CaseRows]
     assert headings == ["seq 128", "seq 256", "seq 512", "seq 1024", "seq 2048"]
     assert sum("its scores need 64 MiB" in line for line in lines) == 2  # once for each naive kernel
     assert any(line.endswith("(seq 2048)") for line in lines)
+
+
+def test_where_moving_is_the_limit_the_figures_are_bytes(make_row: Callable[..., Row]) -> None:
+    decode = Case(index=0, problem=AttentionProblem(heads=32, seq_q=1, seq_k=4096, head_dim=128))
+    moved = {"gflops": 1111.0, "percent_of_peak": 2.0, "gbytes_per_s": 3210.0, "percent_of_bandwidth": 77.0}
+    rows = make_row(decode, "gpu-flash", 1.0, **moved), make_row(decode, "gpu-naive", status=Status.SKIPPED)
+    text = printed([CaseRows(decode, rows)], 120)
+    assert "GB/s % copy" in " ".join(text.split())
+    assert "GFLOP/s" not in text
+    (line,) = (line for line in text.splitlines() if line.startswith("gpu-flash  "))
+    assert ("3,210" in line, " 77 " in line, "1,110" in line) == (True, True, False)
+
+
+def test_where_both_limits_occur_every_figure_has_its_unit(make_row: Callable[..., Row]) -> None:
+    cases = [Case(index=i, problem=AttentionProblem(seq_q=seq, seq_k=4096)) for i, seq in enumerate((1, 4096))]
+    moved = {"gbytes_per_s": 3210.0, "percent_of_bandwidth": 77.0}
+    rows = [make_row(case, "gpu-flash", 1.0, percent_of_peak=50.0, gflops=1234.0, **moved) for case in cases]
+    rows[1] = make_row(cases[1], "gpu-flash", 1.0, percent_of_peak=80.0, gflops=1234.0, **moved)
+    groups = [CaseRows(case, (row,)) for case, row in zip(cases, rows, strict=True)]
+    for width in (80, 120):
+        text = printed(groups, width)
+        assert all(len(line) <= width for line in text.splitlines())
+        assert all(figure in text for figure in ("3,210 GB/s", "77 copy", "1,230 GFLOP/s", "80 peak"))
 
 
 def test_a_terminal_gets_colour(race: CaseRows) -> None:

@@ -54,6 +54,18 @@ def test_visible_pairs_and_flops_are_those_of_the_definition(problem: AttentionP
 
 
 @given(problems())
+def test_bytes_that_must_move_are_those_of_keys_that_some_query_sees(problem: AttentionProblem) -> None:
+    seen = sum(
+        any(sees(problem, b, i, j) for i in range(problem.seq_q))
+        for b in range(problem.batch)
+        for j in range(problem.seq_k)
+    )
+    per_key = problem.kv_heads * (problem.head_dim + problem.head_dim_v)
+    per_query = problem.heads * (problem.head_dim + problem.head_dim_v)
+    assert problem.moved_bytes() == 4 * (seen * per_key + problem.batch * problem.seq_q * per_query)
+
+
+@given(problems())
 def test_a_problem_survives_json_pickle_and_hashing(problem: AttentionProblem) -> None:
     assert msgspec.json.decode(msgspec.json.encode(problem), type=AttentionProblem) == problem
     assert pickle.loads(pickle.dumps(problem)) == problem
