@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, Qt, Signal, Slot
-from PySide6.QtGui import QFont, QKeyEvent, QPen
+from PySide6.QtGui import QFont, QKeySequence, QPen, QShortcut
 from PySide6.QtWidgets import QWidget
 
 from app.appearance import appearance
 from app.charts.axes import Axis
 
-Key = Qt.Key
 _STEP = 0.1  # of the view, that an arrow moves
 _ZOOM = 0.8
+_CROSSHAIR_STEP = 0.01  # of the view
 _GRID = 110  # of 255
 _HELP = (
     "Wheel: zoom; over an axis, that axis alone. Drag: move; right button: stretch. "
     "Keys: arrows move, + and − zoom, X and Y zoom one axis (with Shift out), Home fits, comma and full stop "
     "move the crosshair."
-)
-KEYS = (
-    ("Arrows", "Move the chart"),
-    ("+, −", "Zoom in, out"),
-    ("X, Shift+X", "Zoom in, out along x alone"),
-    ("Y, Shift+Y", "Zoom in, out along y alone"),
-    ("Home, F", "Fit the chart to its data"),
-    (", .", "Move the crosshair left, right"),
-    ("Esc", "Remove the crosshair"),
 )
 
 
@@ -57,6 +50,12 @@ class Chart(pg.PlotWidget):
         self.view = self.getViewBox()
         self.view.setDefaultPadding(0.04)
         self.scene().sigMouseMoved.connect(self._point)
+        for keys, what, act in self._keys():
+            shortcut = QShortcut(self)
+            shortcut.setKeys([QKeySequence(key) for key in keys.split()])
+            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+            shortcut.setWhatsThis(what)
+            shortcut.activated.connect(act)
         appearance().changed.connect(self.recolour)
         self.recolour()
 
@@ -108,39 +107,37 @@ class Chart(pg.PlotWidget):
         """Where the crosshair is, None where there is none."""
         return float(self._crosshair.value()) if self._crosshair.isVisible() else None
 
-    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Move and zoom by key."""
-        out = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
-        factor = 1 / _ZOOM if out else _ZOOM
+    def _keys(self) -> tuple[tuple[str, str, Callable[[], None]], ...]:
+        """Return the keys, what they do in words, and what they do."""
+        return (
+            ("Left", "Chart: move left", lambda: self._shift(-_STEP, 0)),
+            ("Right", "Chart: move right", lambda: self._shift(_STEP, 0)),
+            ("Up", "Chart: move up", lambda: self._shift(0, _STEP)),
+            ("Down", "Chart: move down", lambda: self._shift(0, -_STEP)),
+            ("+ =", "Chart: zoom in", lambda: self.zoom(_ZOOM, _ZOOM)),
+            ("-", "Chart: zoom out", lambda: self.zoom(1 / _ZOOM, 1 / _ZOOM)),
+            ("X", "Chart: zoom in along the horizontal axis alone", lambda: self.zoom(x=_ZOOM)),
+            ("Shift+X", "Chart: zoom out along the horizontal axis alone", lambda: self.zoom(x=1 / _ZOOM)),
+            ("Y", "Chart: zoom in along the vertical axis alone", lambda: self.zoom(y=_ZOOM)),
+            ("Shift+Y", "Chart: zoom out along the vertical axis alone", lambda: self.zoom(y=1 / _ZOOM)),
+            ("Home F", "Chart: fit to its data", self.fit),
+            (",", "Chart: crosshair to the left", lambda: self._step_crosshair(-1)),
+            (".", "Chart: crosshair to the right", lambda: self._step_crosshair(1)),
+            ("Esc", "Chart: no crosshair", lambda: self.move_crosshair(None)),
+        )
+
+    def _shift(self, across: float, up: float) -> None:
+        """Move the view by a share of what it shows."""
         (left, right), (low, high) = self.view.viewRange()
-        across, up = _STEP * (right - left), _STEP * (high - low)
-        match event.key():
-            case Key.Key_Left:
-                self.view.translateBy(x=-across)
-            case Key.Key_Right:
-                self.view.translateBy(x=across)
-            case Key.Key_Up:
-                self.view.translateBy(y=up)
-            case Key.Key_Down:
-                self.view.translateBy(y=-up)
-            case Key.Key_Plus | Key.Key_Equal:
-                self.zoom(_ZOOM, _ZOOM)
-            case Key.Key_Minus:
-                self.zoom(1 / _ZOOM, 1 / _ZOOM)
-            case Key.Key_X:
-                self.zoom(x=factor)
-            case Key.Key_Y:
-                self.zoom(y=factor)
-            case Key.Key_Home | Key.Key_F:
-                self.fit()
-            case Key.Key_Comma | Key.Key_Period:
-                here = self.crosshair
-                step = (right - left) / 100 * (1 if event.key() == Key.Key_Period else -1)
-                self.move_crosshair((left + right) / 2 if here is None else min(max(here + step, left), right))
-            case Key.Key_Escape:
-                self.move_crosshair(None)
-            case _:
-                super().keyPressEvent(event)
+        self.view.disableAutoRange()
+        self.view.translateBy(x=across * (right - left), y=up * (high - low))
+
+    def _step_crosshair(self, direction: int) -> None:
+        """Move the crosshair a little, from the middle at first, and keep it in the view."""
+        (left, right), _ = self.view.viewRange()
+        here = self.crosshair
+        step = direction * (right - left) * _CROSSHAIR_STEP
+        self.move_crosshair((left + right) / 2 if here is None else min(max(here + step, left), right))
 
     def leaveEvent(self, event: object) -> None:  # noqa: N802
         """Take the pointer's crosshair away with it."""
