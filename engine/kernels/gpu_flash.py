@@ -69,9 +69,11 @@ class GpuFlash(Kernel):
                 return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
         return common_reason(self.name, problem, limits, self.predict(problem, limits))
 
-    def predict(self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False) -> int:
-        """Return the bytes of all its buffers."""
-        variant = choose_variant(problem, limits)
+    def predict(
+        self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False, variant: Variant | None = None
+    ) -> int:
+        """Return the bytes of all its buffers, with the variant chosen for the problem or a given one."""
+        variant = variant or choose_variant(problem, limits)
         if variant is None:
             return 0
         return (
@@ -80,10 +82,16 @@ class GpuFlash(Kernel):
         )  # fmt: skip
 
     def prepare(
-        self, problem: AttentionProblem, inputs: Inputs, device: GpuDevice, *, want_lse: bool = False
+        self,
+        problem: AttentionProblem,
+        inputs: Inputs,
+        device: GpuDevice,
+        *,
+        want_lse: bool = False,
+        variant: Variant | None = None,
     ) -> Prepared:
-        """Compile the passes and upload the inputs."""
-        variant = choose_variant(problem, device.limits)
+        """Compile the passes, of the variant chosen for the problem or a given one, and upload the inputs."""
+        variant = variant or choose_variant(problem, device.limits)
         if variant is None:
             raise ValueError(self.supports(problem, device.limits))
         prepared = GpuPrepared(problem, device, want_lse)

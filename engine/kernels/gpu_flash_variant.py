@@ -64,7 +64,8 @@ class Tiles(msgspec.Struct, frozen=True, kw_only=True):
         block = f"{4 * self.row_groups}x{4 * self.col_groups}"
         reduce = "subgroup" if self.subgroups else "workgroup"
         split = f" split {self.splits}" if self.splits > 1 else ""
-        return f"{self.rows}x{self.cols} block {block} lanes {self.lanes} unroll {self.unroll} {reduce}{split}"
+        unroll = f"{self.unroll}/{4 * self.value_unroll * self.col_groups}"  # of the two products
+        return f"{self.rows}x{self.cols} block {block} lanes {self.lanes} unroll {unroll} {reduce}{split}"
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +156,64 @@ def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
         if variant.threads <= _THREADS and variant.workgroup_bytes <= limits.workgroup_bytes:
             return msgspec.structs.replace(variant, splits=_tile_splits(problem, limits, variant))
     return None
+
+
+def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
+    """Return the variants of tiles worth timing on this device, cheapest to compile first. Pure.
+
+    Rows, lanes (and so keys a tile), the block of a thread and unrolling vary within the device's limits; pruned are
+    forms with over 1.7 times the columns the output has, over 160 registers a thread by count of the values it holds,
+    or more workgroup memory than the device gives. The default is always among them. Empty where decoding is chosen,
+    which leaves nothing to tune.
+    """
+    default = choose_variant(problem, limits)
+    if not isinstance(default, Tiles):
+        return []
+    found = {default}
+    exact = round_up(problem.head_dim, 4)
+    unrolls = [4] if limits.software else [u for u in (8, 16, 32, 64) if exact % u == 0] or [4]
+    for lanes in (8, 16, 32):
+        value_groups = -(-problem.head_dim_v // (4 * lanes))
+        if limits.subgroup_size >= MIN_LANES and lanes > limits.subgroup_size:
+            continue
+        if 4 * lanes * value_groups > max(32, 1.7 * problem.head_dim_v):
+            continue
+        for row_groups, col_groups in ((1, 1), (2, 1), (1, 2)):
+            for threads in (32, 64, 128):
+                for unroll in unrolls:
+                    for value_unroll in [1] if limits.software else sorted({4, 8, lanes // 2}):
+                        variant = Tiles(
+                            rows=threads // lanes * 4 * row_groups,
+                            lanes=lanes,
+                            row_groups=row_groups,
+                            col_groups=col_groups,
+                            depth=max(32, power_of_two(exact)) if limits.software else exact,
+                            unroll=unroll,
+                            value_groups=value_groups,
+                            value_unroll=value_unroll,
+                            subgroups=limits.subgroup_size >= lanes,
+                        )
+                        if _plausible(variant, limits):
+                            splits = _tile_splits(problem, limits, variant)
+                            found.add(msgspec.structs.replace(variant, splits=splits))
+    return sorted(found, key=lambda variant: (_statements(variant), str(variant)))
+
+
+def _plausible(variant: Tiles, limits: Limits) -> bool:
+    scores = 16 * variant.row_groups * variant.col_groups
+    sums = 2 * 16 * variant.row_groups * variant.value_groups
+    return (
+        variant.rows >= 4 * variant.row_groups
+        and scores + sums + 40 <= 160
+        and variant.threads <= limits.workgroup_threads
+        and variant.workgroup_bytes <= limits.workgroup_bytes
+    )
+
+
+def _statements(variant: Tiles) -> int:
+    """Return how many multiply-adds the shader spells out: what its compile time goes by."""
+    scores = variant.unroll * variant.row_groups * variant.col_groups
+    return 16 * (scores + 4 * variant.value_unroll * variant.row_groups * variant.col_groups * variant.value_groups)
 
 
 def _tile_splits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:

@@ -10,7 +10,7 @@ from engine.devices import Limits
 from engine.gpu.device import GpuDevice, open_gpu
 from engine.inputs import Inputs, seeded
 from engine.kernels.gpu_flash import GpuFlash
-from engine.kernels.gpu_flash_variant import Decode, Tiles, choose_variant
+from engine.kernels.gpu_flash_variant import Decode, Tiles, Variant, candidates, choose_variant
 from engine.measure.verify import expect, verify
 from engine.problem import AttentionProblem
 from engine.reference import reference
@@ -22,9 +22,11 @@ def limits(**changes: object) -> Limits:
     return msgspec.structs.replace(open_gpu().limits, **changes)
 
 
-def check(problem: AttentionProblem, inputs: Inputs, device: GpuDevice) -> None:
+def check(
+    problem: AttentionProblem, inputs: Inputs, device: GpuDevice, variant: Variant | None = None
+) -> None:
     """Output, log-sum-exp and ledger must be the reference's and the prediction's."""
-    prepared = GpuFlash().prepare(problem, inputs, device, want_lse=True)
+    prepared = GpuFlash().prepare(problem, inputs, device, want_lse=True, variant=variant)
     try:
         prepared.poison()
         prepared.run()
@@ -35,7 +37,7 @@ def check(problem: AttentionProblem, inputs: Inputs, device: GpuDevice) -> None:
     verdict = verify(expect(problem, inputs), got.output)
     assert verdict.verified, verdict
     assert memory is not None
-    assert memory.peak_bytes == GpuFlash().predict(problem, device.limits, want_lse=True)
+    assert memory.peak_bytes == GpuFlash().predict(problem, device.limits, want_lse=True, variant=variant)
     assert memory.scratch_bytes == memory.peak_bytes - problem.tensor_bytes
     _, lse, _ = reference(problem, inputs)
     assert got.lse is not None
@@ -106,6 +108,44 @@ def test_tensors_beyond_the_binding_limit_are_refused_with_both_figures() -> Non
     assert reason is not None
     assert "256.0 MiB" in reason
     assert "128.0 MiB" in reason
+
+
+@pytest.mark.parametrize("subgroup_size", [0, 8, 32])
+@pytest.mark.parametrize("head_dim", [1, 32, 64, 80, 128, 256])
+@pytest.mark.parametrize("software", [False, True])
+def test_candidates_fit_the_device_and_come_cheapest_first(subgroup_size: int, head_dim: int, software: bool) -> None:
+    device = limits(workgroup_bytes=32 * KIB, subgroup_size=subgroup_size, software=software)
+    problem = AttentionProblem(heads=4, seq_q=1024, head_dim=head_dim)
+    found = candidates(problem, device)
+    assert found
+    assert len(set(map(str, found))) == len(found)
+    for variant in found:
+        assert variant.workgroup_bytes <= device.workgroup_bytes
+        assert variant.threads <= device.workgroup_threads
+        assert 4 * variant.value_stride >= head_dim
+        assert not variant.subgroups or variant.lanes <= subgroup_size
+        assert GpuFlash().predict(problem, device, variant=variant) >= problem.tensor_bytes
+    assert found[0].unroll * found[0].row_groups * found[0].col_groups <= found[-1].unroll * found[-1].row_groups
+
+
+@pytest.mark.parametrize("lanes", [8, 16, 32])
+@pytest.mark.parametrize("block", [(1, 1), (2, 1), (1, 2)], ids=["4x4", "8x4", "4x8"])
+def test_every_block_is_right(lanes: int, block: tuple[int, int]) -> None:
+    row_groups, col_groups = block
+    variant = Tiles(
+        rows=64 // lanes * 4 * row_groups,
+        lanes=lanes,
+        row_groups=row_groups,
+        col_groups=col_groups,
+        depth=32,
+        unroll=4,
+        value_groups=2,
+        value_unroll=4,
+        subgroups=lanes == 8,
+        splits=2,
+    )
+    problem = AttentionProblem(heads=2, seq_q=45, seq_k=300, head_dim=30, head_dim_v=8 * lanes - 3, causal=True)
+    check(problem, seeded(problem, 13), open_gpu(), variant)
 
 
 HALVES = [
