@@ -174,6 +174,8 @@ def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
     unrolls = [4] if limits.software else [u for u in (8, 16, 32, 64) if exact % u == 0] or [4]
     for lanes in (8, 16, 32):
         value_groups = -(-problem.head_dim_v // (4 * lanes))
+        if limits.software:
+            value_groups = power_of_two(value_groups)
         if limits.subgroup_size >= MIN_LANES and lanes > limits.subgroup_size:
             continue
         if 4 * lanes * value_groups > max(32, 1.7 * problem.head_dim_v):
