@@ -175,9 +175,9 @@ class Files(QObject):
         if not left:
             return
         newest, *_ = [replace(entry, path=autosave.set_aside(entry.path)) for entry in left]
-        text = f"A run of {_when(newest)} {_fate(newest)}; {_rows(newest.rows)} of it were kept."
+        text = f"The run of {_when(newest)} {_fate(newest)}; what it measured is kept ({_rows(newest.rows)})."
         if len(left) > 1:
-            text += f" So were {len(left) - 1} more, under File, Earlier runs."
+            text += f" {len(left) - 1} more are under File, Earlier runs."
         self._notices.say(
             text, Tone.CAUTION, (("Show it", lambda: self.open_kept(newest)), ("Discard it", lambda: _discard(newest)))
         )

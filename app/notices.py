@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.appearance import appearance
 
 _MOST = 4
+_LASTS_MS = 8000  # of a notice that only says what was done
 
 Choice = tuple[str, Callable[[], None]]  # what the button says, what it does; then the notice is done
 
@@ -42,6 +43,10 @@ class Notices(QWidget):
         notice = _Notice(text, tone, choices, self)
         notice.done = lambda: self._take_down(notice)
         self._layout.insertWidget(0, notice)
+        if tone is Tone.INFO and not choices:
+            fading = QTimer(notice, singleShot=True, interval=_LASTS_MS)
+            fading.timeout.connect(lambda: notice.done())
+            fading.start()
         for oldest in self._up()[_MOST:]:
             self._take_down(oldest)
         self.show()

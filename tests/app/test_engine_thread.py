@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from made_up import CPU, GPU, batch, started
-from PySide6.QtCore import QTimer
 from pytestqt.qtbot import QtBot
 from scripted_engine import ScriptedEngine, whole_race
 
 from app.engine_thread import EngineBridge, EngineState
-from engine import events
-from engine.events import Event, LogLine, SampleBatch, SessionFinished, SessionStarted
+from engine.events import Event, LogLine, SessionFinished, SessionStarted
 from engine.host import EngineBroke, EngineDied
 from engine.plan import Case, Plan
 from engine.problem import AttentionProblem
@@ -227,37 +223,6 @@ def test_a_thread_that_hangs_is_told_of(qtbot: QtBot, engine: ScriptedEngine) ->
     assert not engine.closed
     leave.set()
     assert bridge.close()
-
-
-def test_three_thousand_samples_at_1_khz_leave_the_window_free(
-    qtbot: QtBot, bridge: EngineBridge, engine: ScriptedEngine
-) -> None:
-    """One batch a millisecond, drained by a 30 Hz timer: no gap over 100 ms in another timer of the window."""
-
-    def script(plan: Plan, emit: Emit, should_stop: ShouldStop) -> None:
-        emit(started(plan))
-        pace, begin = threading.Event(), time.perf_counter()
-        for number in range(3000):
-            pace.wait(max(0.0, begin + number / 1000 - time.perf_counter()))
-            emit(batch(CASE, "cpu-flash", number, 1))
-            if number % 50 == 0:
-                emit(events.Progress(number / 3000, 1, 1.0))
-        emit(SessionFinished("done"))
-
-    engine.script = script
-    drained: list[Event] = []
-    beats: list[float] = []
-    drain, beat = QTimer(interval=33), QTimer(interval=10)
-    drain.timeout.connect(lambda: drained.extend(bridge.drain()))
-    beat.timeout.connect(lambda: beats.append(time.perf_counter()))
-    drain.start()
-    beat.start()
-    finish(qtbot, bridge, lambda: bridge.run(PLAN))
-    drain.stop()
-    beat.stop()
-    drained += bridge.drain()
-    assert [e.samples[0].index for e in drained if isinstance(e, SampleBatch)] == list(range(3000))
-    assert max(after - before for before, after in itertools.pairwise(beats)) < 0.1
 
 
 EMISSIONS = """
