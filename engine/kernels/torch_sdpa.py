@@ -25,6 +25,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -44,7 +45,7 @@ from engine.problem import AttentionProblem
 from engine.running import Cancelled, ShouldStop, Timing, never_stop
 
 _MASK_ROWS = 64  # rows of the mask built at a time, so that building it takes no more than keeping it
-_TRIES = 3  # timed runs of a way, the quickest of which counts
+_ROUNDS, _ROUNDS_S = 3, 0.2  # ways that work take turns at least so often and so long; the quickest run of each counts
 _PATIENCE_S = 1.0  # where a run takes longer, the first way that works has to do
 _SMALL_SCORES = 64 << 20  # bytes of score matrices beyond which writing them out is never the quickest way
 _MATH_SCORES = 2.25  # score matrices that the math backend holds at once: scores, weights, a mask of bytes
@@ -110,12 +111,12 @@ class TorchSdpaCuda(_Sdpa):
 class _Place(ABC):
     """Where the tensors are: how they get there, and how a piece of work is timed and its memory counted.
 
-    ``backends`` are those there may be, likely quick ones first; ``lower_right`` tells whether PyTorch's own bias for
-    that comes without a mask in memory.
+    ``backends`` are those there may be, likely quick ones first; ``lower_right`` are those for which PyTorch's own
+    lower-right bias comes without a mask in memory.
     """
 
     backends: ClassVar[tuple[str, ...]]
-    lower_right: ClassVar[bool] = False
+    lower_right: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def tensor(self, array: NDArray[Any]) -> Any:
@@ -186,7 +187,7 @@ class _Card(_Place):
     """The NVIDIA card."""
 
     backends = ("cudnn", "flash", "efficient", "math")
-    lower_right = True
+    lower_right = ("flash", "efficient")
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
@@ -230,10 +231,10 @@ class _Way:
 
 @dataclass(frozen=True)
 class _Tried:
-    """A way that works: its quickest run in seconds, the bytes a run holds, and whether all of its output is finite."""
+    """A way that works: the seconds of its runs, the bytes a run holds, and whether all of its output is finite."""
 
     way: _Way
-    seconds: float
+    times: list[float]
     nbytes: int | None
     finite: bool
 
@@ -268,8 +269,7 @@ class _PreparedSdpa(Prepared):
             for _ in range(repeat):
                 if should_stop():
                     raise Cancelled
-                self._output = None  # so that the next one can take its place
-                self._output = self._call(self._way)
+                self._run(self._way)
 
         with self._asking(self._way):
             return self._place.timed(work)
@@ -330,23 +330,25 @@ class _PreparedSdpa(Prepared):
         finally:
             torch.set_float32_matmul_precision(precision)
 
-    def _call(self, way: _Way) -> Any:
+    def _run(self, way: _Way) -> None:
+        """Run once, a way's context given."""
         from torch.nn.functional import scaled_dot_product_attention
 
+        self._output = None  # so that the next one can take its place
         output = scaled_dot_product_attention(
             self._query, way.key, way.value, scale=self._problem.scale, **way.arguments
         )
-        return output if self._blind is None else output.masked_fill_(self._blind, 0)
+        self._output = output if self._blind is None else output.masked_fill_(self._blind, 0)
 
     def _quickest(self, finite: bool) -> _Tried:
-        """Try the ways and return the quickest; where the input is ``finite``, one whose output is so too goes first.
+        """Try the ways and return the quickest; where the input is ``finite``, of those whose output is so too.
 
         Raises RuntimeError with what PyTorch says where none works.
         """
         tried: list[_Tried] = []
         complaints: list[str] = []
         for way in self._ways():
-            if tried and (tried[-1].seconds > _PATIENCE_S or self._too_slow(way)):
+            if tried and (tried[0].times[0] > _PATIENCE_S or self._too_slow(way)):
                 continue
             if (too_much := self._too_much(way)) is not None:
                 complaints.append(too_much)
@@ -355,11 +357,13 @@ class _PreparedSdpa(Prepared):
                 tried.append(self._try(way))
             except (RuntimeError, ValueError) as error:  # no such backend for this problem, or no memory left
                 complaints.append(f"{way.name}: {sentence(error)}")
-            finally:
-                self._output = None
         if not tried:
             raise RuntimeError(f"PyTorch has no way to run this; {'; '.join(complaints[-1:])}")
-        return min(tried, key=lambda found: (finite and not found.finite, found.seconds))
+        if finite and any(one.finite for one in tried):
+            tried = [one for one in tried if one.finite]
+        if len(tried) > 1:
+            self._take_turns(tried)
+        return min(tried, key=lambda one: min(one.times))
 
     def _ways(self) -> Iterator[_Way]:
         """Yield all ways there are, likely quick ones first."""
@@ -370,11 +374,11 @@ class _PreparedSdpa(Prepared):
                 key, value = (x.repeat_interleave(self._problem.group, dim=1) for x in (self._key, self._value))
                 groups.append((", K and V repeated", key, value, {}))
         for backend in self._place.backends:
-            for mask_name, masking in self._maskings():
+            for mask_name, masking in self._maskings(backend):
                 for group_name, key, value, grouping in groups:
                     yield _Way(backend + mask_name + group_name, backend, key, value, masking | grouping)
 
-    def _maskings(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _maskings(self, backend: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the arguments that say who sees whom."""
         problem = self._problem
         if _sees_all(problem):
@@ -382,7 +386,7 @@ class _PreparedSdpa(Prepared):
         elif _is_triangle(problem) and problem.offset == 0:
             yield "", {"is_causal": True}
         else:
-            if _is_triangle(problem) and problem.offset > 0 and self._place.lower_right:
+            if _is_triangle(problem) and problem.offset > 0 and backend in self._place.lower_right:
                 from torch.nn.attention.bias import causal_lower_right
 
                 yield "", {"attn_mask": causal_lower_right(problem.seq_q, problem.seq_k)}
@@ -399,19 +403,22 @@ class _PreparedSdpa(Prepared):
         return too_large("its math backend, the only one left,", need, self._limits.memory_bytes, "the memory limit")
 
     def _try(self, way: _Way) -> _Tried:
-        """Run a way to see that it works and what it holds, then a few times against the clock."""
-
-        def work() -> None:
-            self._output = self._call(way)
-
+        """Run a way to see that it works, what it holds, and that its output is finite."""
         with self._asking(way):
-            timing, nbytes = self._place.counted(work)
+            timing, nbytes = self._place.counted(lambda: self._run(way))
             finite = bool(self._output.isfinite().all())
-            times = [timing.wall_ms / 1e3]
-            while len(times) <= _TRIES and sum(times) < _PATIENCE_S:
-                self._output = None
-                times.append(self._place.timed(work).wall_ms / 1e3)
-        return _Tried(way, min(times), nbytes, finite)
+        self._output = None
+        return _Tried(way, [timing.wall_ms / 1e3], nbytes, finite)
+
+    def _take_turns(self, tried: list[_Tried]) -> None:
+        """Time the ways in turns, so that a card whose clock has yet to climb favours none."""
+        begin, rounds = time.perf_counter(), 0
+        while (spent := time.perf_counter() - begin) < _PATIENCE_S and (rounds < _ROUNDS or spent < _ROUNDS_S):
+            for one in tried:
+                with self._asking(one.way):
+                    one.times.append(self._place.timed(partial(self._run, one.way)).wall_ms / 1e3)
+            rounds += 1
+        self._output = None
 
 
 def _sees_all(problem: AttentionProblem) -> bool:
