@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QElapsedTimer, QObject, Qt, QTimer, Slot
 
-_QUICK_MS, _CALM_MS = 33, 100  # 30 drawings a second; 10 while CPU kernels are timed on the same cores
+# 30 drawings a second; 4 while CPU kernels are timed, as a drawing takes some 10 ms of the cores they are timed on
+_QUICK_MS, _CALM_MS = 33, 250
 
 
 class Refresher(QObject):
