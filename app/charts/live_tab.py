@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSignalBlocker, Qt
-from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPushButton, QSplitter, QVBoxLayout, QWidget
 
 from app.appearance import appearance
@@ -129,7 +128,7 @@ class LiveTab(ChartTab):
         if self.latency.crosshair is not None:
             self._read_latency(self.latency.crosshair)
         elif self.memory.crosshair is None:
-            self.readout.setText(_muted(_EXPLAINED))
+            self.readout.setText(self._explained())
         palette = appearance().palette
         self._lines.setText(
             f"<span style='color:{palette.muted}'>━</span> resident memory of the worker &nbsp; "
@@ -185,7 +184,7 @@ class LiveTab(ChartTab):
         """Say what lies under the crosshair."""
         case = self._shown()
         if x is None or case is None:
-            self.readout.setText(_muted(_EXPLAINED))
+            self.readout.setText(self._explained())
             return
         samples = self.data.samples(case.index)
         found = self.latency.nearest(self.data, x)
@@ -204,11 +203,14 @@ class LiveTab(ChartTab):
     def _read_memory(self, x: float | None) -> None:
         found = None if x is None else self.memory.read(self.data, x)
         if x is None or found is None:
-            self.readout.setText(_muted(_EXPLAINED))
+            self.readout.setText(self._explained())
             return
         process, gpu = found
         text = f"at {duration(max(0.0, x) * 1e3)}: worker {size(process)} resident, {size(gpu)} held on the GPU"
         self.readout.setText(_muted(localised(text)))
+
+    def _explained(self) -> str:
+        return _muted(_EXPLAINED)
 
 
 def _muted(text: str) -> str:
