@@ -129,7 +129,7 @@ class MainWindow(QMainWindow):
     def _arrange(self) -> None:
         self.resize(QSize(*_SIZE).boundedTo(self.screen().availableSize()))
         self.resizeDocks([self.setup_dock], [360], Qt.Orientation.Horizontal)
-        self.resizeDocks([self.results_dock], [250], Qt.Orientation.Vertical)
+        self.resizeDocks([self.results_dock], [205], Qt.Orientation.Vertical)
 
     def _connect(self) -> None:
         do, files = self.actions_, self.files
