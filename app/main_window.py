@@ -303,7 +303,7 @@ class MainWindow(QMainWindow):
         _go(self.setup_dock, self.setup_panel.preset)
 
     def _show_about(self) -> None:
-        self._about = AboutDialog(self)
+        self._about = AboutDialog(self.bridge.busy, self)
         self._about.destroyed.connect(self._forget_about)
         self._about.show()
         self.bridge.examine()

@@ -18,10 +18,11 @@ _HEADING = (
 
 
 class AboutDialog(TextReport):
-    """Opens at once; the report follows when the engine has looked around."""
+    """Opens at once; the report follows when the engine has looked around, after the run where it is ``busy``."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__("About FlashScope", _HEADING, "Looking around…", parent)
+    def __init__(self, busy: bool, parent: QWidget | None = None) -> None:
+        waiting = "The report follows when the run has ended." if busy else "Looking around…"
+        super().__init__("About FlashScope", _HEADING, waiting, parent)
 
     def show_checks(self, checks: Sequence[Check]) -> None:
         """Show what the doctor found."""
