@@ -10,7 +10,7 @@ from engine.masks import visible, without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.running import Cancelled, ShouldStop, never_stop
 
-_BLOCK_SCORES = 1 << 22  # float64 scores held at once: 32 MiB
+_BLOCK_SCORES = 1 << 20  # float64 scores held at once: 8 MiB
 
 
 def reference(
