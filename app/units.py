@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP")
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -33,6 +34,14 @@ def size(count: int) -> str:
     while abs(value) >= 1023.5 and unit < len(_BINARY) - 1:
         value, unit = value / 1024, unit + 1
     return f"{count} B" if unit == 0 else f"{significant(value)} {_BINARY[unit]}"
+
+
+def operations(count: int) -> str:
+    """Return a count of floating-point operations in decimal units: ``640 MFLOP``, ``2.15 GFLOP``."""
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(_DECIMAL) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{significant(value)} {_DECIMAL[unit]}"
 
 
 def ratio(value: float) -> str:

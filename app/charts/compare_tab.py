@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSignalBlocker, Qt
-from PySide6.QtWidgets import QComboBox, QLabel, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QLabel, QWidget
 
 from app.charts.bars_view import BarsView
 from app.charts.tab import ChartTab
@@ -14,6 +14,7 @@ from app.outcome import CaseRows, adapters, answer, common, distinct
 from app.panels.copyable_table import CopyableTable
 
 _HINT = "Press Run, or open a saved run: here the kernels of a case stand side by side, with who won and by how much."
+_LEAST_TABLE = 90
 _WAIT = "The first kernel's result appears here when all have taken their samples."
 _NAIVE = "naive, same device"
 _ONE_CLOCK = "Speed-ups compare wall clock with wall clock, GPU and CPU alike; upload and read-back are in neither."
@@ -45,18 +46,10 @@ class CompareTab(ChartTab):
         self._clock = QLabel(_ONE_CLOCK)
         self._clock.setProperty("role", "muted")
         self._clock.setWordWrap(True)
-        below = QWidget()
-        column = QVBoxLayout(below)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self.table, 1)
-        column.addWidget(self._clock)
-        splitter = QSplitter(Qt.Orientation.Vertical)
-        splitter.addWidget(self.bars)
-        splitter.addWidget(below)
-        splitter.setStretchFactor(0, 3)
-        splitter.setStretchFactor(1, 2)
-        splitter.setChildrenCollapsible(False)
-        self.body.addWidget(splitter, 1)
+        self.table.setMinimumHeight(_LEAST_TABLE)
+        self.body.addWidget(self.bars, 1)
+        self.body.addWidget(self.table)
+        self.body.addWidget(self._clock)
         self._pictured = [self.bars]
         self._shown: list[int] = []  # the cases that can be chosen
         self.case.activated.connect(lambda: self.refresher.now())
@@ -101,6 +94,7 @@ class CompareTab(ChartTab):
         self.bars.show_rows(group.rows, self.legend.hidden, self.legend.highlighted)
         self.model.show_rows(group.rows, self.baseline.currentData())
         self.table.fit_columns()
+        self.table.setMaximumHeight(max(_LEAST_TABLE, self.table.whole_height()))
 
     def _offer(self, groups: tuple[CaseRows, ...]) -> None:
         """List the cases with results; follow the newest as long as nobody has chosen another."""

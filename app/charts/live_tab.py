@@ -118,6 +118,7 @@ class LiveTab(ChartTab):
     def draw(self) -> None:
         """Draw the case, and say how its race stands."""
         self.pause.setEnabled(self.data.running or self.pause.isChecked())
+        self._stay()
         case = self._shown()
         if self.pause.isChecked() or case is None:
             return
@@ -139,6 +140,15 @@ class LiveTab(ChartTab):
         """Return the charts that are drawn."""
         return self.latency, self.memory
 
+    def _stay(self) -> None:
+        """When the run is over there is no case under way to follow: stay with the last one."""
+        if not self.data.running and self.case.count() and self.case.itemData(0) is None:
+            followed = self.case.currentIndex() == 0
+            with QSignalBlocker(self.case):
+                self.case.removeItem(0)
+                if followed and self.data.case is not None:
+                    self.case.setCurrentIndex(self.data.case.index)
+
     def _shown(self) -> Case | None:
         number = self.case.currentData()
         return self.data.case if number is None else self.data.cases[number]
@@ -151,6 +161,8 @@ class LiveTab(ChartTab):
         standings = [Standing(kernel, level.median, level.iqr) for kernel, level in levels if level.median > 0]
         if len(rows) == len(self.data.kernels) or (rows and not self.data.running):
             said = answer((CaseRows(case, rows),))
+        elif len(standings) == 1 and self.data.running:
+            said = f"So far {standings[0].kernel} takes {duration(standings[0].median)} (wall clock)."
         elif standings and self.data.running:
             said = f"So far {lead(standings)}"
         elif self.data.running:

@@ -44,7 +44,7 @@ class ChartTab(QWidget):
         self.body.setSpacing(6)
         self._pictured: list[QWidget] = []
         bar = QHBoxLayout()
-        bar.addWidget(self.legend, 1)
+        bar.addWidget(self.about, 1)
         bar.addLayout(self.controls)
         content = QWidget()
         content.setAutoFillBackground(True)
@@ -53,8 +53,8 @@ class ChartTab(QWidget):
         column.setContentsMargins(14, 12, 14, 8)
         column.setSpacing(4)
         column.addWidget(self.answer)
-        column.addWidget(self.about)
         column.addLayout(bar)
+        column.addWidget(self.legend)
         column.addLayout(self.body, 1)
         self._hint = HintStack("", content)
         outer = QVBoxLayout(self)

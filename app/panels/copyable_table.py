@@ -41,6 +41,11 @@ class CopyableTable(QTableView):
                 header.resizeSection(column, wanted)
         self._fitted = self.model().rowCount() > 0
 
+    def whole_height(self) -> int:
+        """Return the height at which every row shows."""
+        bars = self.horizontalHeader().sizeHint().height() + self.horizontalScrollBar().sizeHint().height()
+        return bars + self.model().rowCount() * self.verticalHeader().defaultSectionSize() + 2
+
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
         """Copy on Ctrl+C."""
         if event.matches(QKeySequence.StandardKey.Copy):

@@ -36,7 +36,7 @@ from app.panels.labelled import Labelled, TextField
 from app.panels.run_length import RunLength
 from app.presets import presets
 from app.setup import MASKS, Setup
-from app.units import remaining, significant, size
+from app.units import operations, remaining, significant, size
 from engine.devices import DeviceInfo, Limits
 from engine.inputs import Preview, preview
 from engine.plan import Plan
@@ -406,10 +406,10 @@ def _described(setup: Setup, found: Preview) -> str:
 def _cost(plan: Plan) -> str:
     """Return what one run computes and what its tensors take, over all cases."""
     problems = [case.problem for case in plan.cases]
-    flops = sorted({problem.flops() / 1e9 for problem in problems})
+    flops = sorted({problem.flops() for problem in problems})
     sizes = sorted({problem.tensor_bytes for problem in problems})
     return (
-        f"{_span([significant(value) for value in flops])} GFLOP a run · "
+        f"{_span([operations(value) for value in flops])} a run · "
         f"Q, K, V and output {_span([size(value) for value in sizes])}"
     )
 

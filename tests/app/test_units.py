@@ -49,3 +49,12 @@ def test_ratio_and_remaining() -> None:
     assert units.remaining(12.4) == "12 s"
     assert units.remaining(185) == "3 min 05 s"
     assert units.remaining(-1) == "0 s"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 FLOP"), (512, "512 FLOP"), (8_388_608, "8.39 MFLOP"), (999_499_999, "999 MFLOP"),
+     (999_500_000, "1.00 GFLOP"), (2_147_483_648, "2.15 GFLOP"), (10**19, "10,000 PFLOP")],
+)  # fmt: skip
+def test_operations_in_decimal_units(count: int, text: str) -> None:
+    assert units.operations(count) == text

@@ -146,6 +146,18 @@ def test_it_follows_the_case_under_way_until_one_is_chosen(tab: LiveTab) -> None
     assert len(drawn(tab, "cpu-flash")[0]) == 20
 
 
+def test_when_the_run_is_over_it_stays_with_the_last_case(tab: LiveTab) -> None:
+    begin(tab, SWEEP)
+    sampled(tab, CASES[0])
+    tab.data.feed(CaseStarted(CASES[1]))
+    sampled(tab, CASES[1])
+    assert tab.case.currentText() == "the case under way"
+    tab.data.feed(SessionFinished("done"))
+    tab.refresher.now()
+    assert [tab.case.itemText(n) for n in range(tab.case.count())] == ["seq 64", "seq 128"]
+    assert tab.case.currentText() == "seq 128"
+
+
 def test_the_legend_hides_a_kernel_and_brings_another_out(tab: LiveTab) -> None:
     begin(tab)
     sampled(tab, CASES[0])
