@@ -10,6 +10,7 @@ _KERNEL_COLOURS = {
     "gpu-naive": "#E69F00",
     "cpu-flash": "#009E73",
     "cpu-naive": "#D55E00",
+    "cpu-flash-jit": "#56B4E9",
     "torch-sdpa": "#8C6BB1",
     "torch-sdpa-cuda": "#CC79A7",
 }
@@ -29,6 +30,7 @@ _KERNEL_SYMBOLS = {
     "gpu-naive": "s",
     "cpu-flash": "t1",
     "cpu-naive": "d",
+    "cpu-flash-jit": "p",
     "torch-sdpa": "h",
     "torch-sdpa-cuda": "star",
 }

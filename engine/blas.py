@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import ctypes.util
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -30,6 +32,28 @@ def blas_name() -> str:
     # a library threadpoolctl does not know, such as Accelerate
     blas: Any = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     return f"{blas.get('name', 'unknown BLAS')} {blas.get('version', '')}".strip()
+
+
+class Sgemm(NamedTuple):
+    """Where ``cblas_sgemm`` is in memory, and whether the sizes it takes are ``wide``, of 64 bits, or of 32."""
+
+    address: int
+    wide: bool
+
+
+@functools.cache
+def sgemm() -> Sgemm | None:
+    """Return the float32 matrix product of NumPy's library, for compiled code to call; None where it shows none."""
+    libraries: list[Any] = [library.dynlib for library in _controller().lib_controllers]
+    if accelerate := ctypes.util.find_library("Accelerate"):  # macOS; threadpoolctl does not know it
+        libraries.append(ctypes.CDLL(accelerate))
+    for library in libraries:
+        for name, wide in (("cblas_sgemm64_", True), ("cblas_sgemm", False)):
+            for prefix in ("scipy_", ""):  # of the OpenBLAS in NumPy's wheels
+                with contextlib.suppress(AttributeError):
+                    function = getattr(library, prefix + name)
+                    return Sgemm(ctypes.cast(function, ctypes.c_void_p).value or 0, wide)
+    return None
 
 
 def blas_threads() -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
+import msgspec
 import numpy as np
 import psutil
 
@@ -46,9 +47,10 @@ def open_cpu(threads: int | None = None, memory_bytes: int | None = None) -> Cpu
 class CpuDevice(Device):
     """The opened CPU. Its threads start with the first work that needs them and end with ``close``."""
 
-    def __init__(self, info: DeviceInfo) -> None:
+    def __init__(self, info: DeviceInfo, threads_of: CpuDevice | None = None) -> None:
         self.info = info
         self.limits = info.limits
+        self._threads_of = threads_of
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> CpuDevice:
@@ -109,6 +111,10 @@ class CpuDevice(Device):
         if cancelled:
             raise Cancelled
 
+    def called(self, backend: str, driver: str) -> CpuDevice:
+        """Return this device as kernels that go by another library name it; the threads are this one's."""
+        return CpuDevice(msgspec.structs.replace(self.info, backend=backend, driver=driver), self)
+
     def close(self) -> None:
         """End the threads. Safe to call twice."""
         if self._pool is not None:
@@ -116,6 +122,8 @@ class CpuDevice(Device):
             self._pool = None
 
     def _executor(self) -> ThreadPoolExecutor:
+        if self._threads_of is not None:
+            return self._threads_of._executor()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.limits.threads - 1, thread_name_prefix="cpu-kernel")
         return self._pool

@@ -39,7 +39,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One device a kernel can run on, as listed by ``devices`` and written in reports.
 
     ``index`` is what ``--device`` takes; what cannot be chosen has none. ``backend`` is ``vulkan``, ``metal``,
-    ``d3d12`` or ``opengl``, for kernels of PyTorch ``cuda`` or ``pytorch``, for other CPU kernels ``numpy``.
+    ``d3d12`` or ``opengl``, for kernels of PyTorch ``cuda`` or ``pytorch``, for CPU kernels ``numpy`` or ``numba``.
     """
 
     index: int | None

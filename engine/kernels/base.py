@@ -94,6 +94,9 @@ class Kernel(ABC):
             return None
         return f"not installed: pip install flashscope[{self.needs[1]}]"
 
+    def load(self) -> None:  # noqa: B027 - most kernels have nothing to load
+        """Import and compile what needs no problem, so that no problem's memory and time are charged with it."""
+
     def on(self, device: Device) -> Device:
         """Return the device as this kernel's rows name it; one that runs through a library of its own names that."""
         return device

@@ -1,4 +1,4 @@
-"""How cpu-flash cuts a problem: into blocks of query rows, and which keys the rows of a block see."""
+"""How the blocked CPU kernels cut a problem: into blocks of query rows, and which keys the rows of a block see."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +15,30 @@ from engine.kernels.base import Array
 from engine.problem import AttentionProblem
 
 _KEYS = 512  # keys of a tile
-_EDGE_KEYS = 256  # keys of a tile on the edge of a causal or window range
 _MIN_ROWS, _MAX_ROWS = 64, 1024  # query rows of a block
+_L2_SHARE = 4  # times L2 is what the scores of a block and a tile may take
 _ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
 
 KeyNumbers = NDArray[np.intp]
+
+
+class BlockSizes(msgspec.Struct, frozen=True):
+    """What can be tuned: the most query rows of a block, the keys of a tile, those of a tile that not all rows see."""
+
+    rows: int
+    keys: int
+    edge_keys: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.keys}, {self.edge_keys} on edges"
+
+    @classmethod
+    def default(cls, limits: Limits, edge_keys: int) -> BlockSizes:
+        """Return sizes whose scores, of a block and a tile, are at most four times L2."""
+        rows = _MAX_ROWS
+        while rows > _MIN_ROWS and rows * _KEYS * 4 > _L2_SHARE * limits.l2_bytes:
+            rows //= 2
+        return cls(rows, _KEYS, edge_keys)
 
 
 @dataclass(frozen=True)
@@ -28,24 +48,24 @@ class Blocks:
     rows: int
     heads: int
     keys: int
+    edge_keys: int  # of a tile where not every row sees all
     row_blocks: int
     head_blocks: int  # over the whole batch
 
     @classmethod
-    def of(cls, problem: AttentionProblem, limits: Limits) -> Blocks:
-        """Cut so that the scores of a block and a tile are at most four times L2, with enough blocks to share out.
+    def of(cls, problem: AttentionProblem, sizes: BlockSizes) -> Blocks:
+        """Cut into blocks of those sizes, smaller ones where there would be few to share out.
 
         Short heads of one group share a block, and with it the loading of keys and values.
         """
-        most = _MAX_ROWS
-        while most > _MIN_ROWS and (
-            most * _KEYS * 4 > 4 * limits.l2_bytes or problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS
-        ):
+        most = sizes.rows
+        while most > _MIN_ROWS and problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS:
             most //= 2
         row_blocks = -(-problem.seq_q // most)
         rows = -(-problem.seq_q // row_blocks)
         heads = max(n for n in range(1, problem.group + 1) if problem.group % n == 0 and (n == 1 or n * rows <= most))
-        return cls(rows, heads, min(problem.seq_k, _KEYS), row_blocks, problem.pairs // heads)
+        keys = min(problem.seq_k, sizes.keys)
+        return cls(rows, heads, keys, min(keys, sizes.edge_keys), row_blocks, problem.pairs // heads)
 
     @property
     def count(self) -> int:
@@ -90,12 +110,12 @@ class Sight:
         self._all_from, self._all_to = int(first.max()), int(end.min())  # every row sees the keys between
         self.blind = self.first >= self.end  # rows that see no key at all
 
-    def tiles(self, keys: int) -> Iterator[Tile]:
-        """Go through the keys that any row sees, in tiles of ``keys``, smaller ones where not every row sees all."""
+    def tiles(self, keys: int, edge_keys: int) -> Iterator[Tile]:
+        """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all."""
         start = self._start
         while start < self._stop:
             edge = start if start < self._all_from else max(start, self._all_to - 1)
-            stop = min(start + keys, edge + _EDGE_KEYS, self._stop)
+            stop = min(start + keys, edge + edge_keys, self._stop)
             seeing = np.flatnonzero((self.first < stop) & (self.end > start))
             if len(seeing):
                 yield Tile(start, stop, slice(int(seeing[0]), int(seeing[-1]) + 1))

@@ -1,4 +1,4 @@
-"""What both CPU kernels share: refusals, timing, the soft cap, and values that are not finite."""
+"""What the CPU kernels share: refusals, timing, the soft cap, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -58,9 +58,14 @@ def float32_scale(scale: float) -> float:
     return min(max(scale, -_FAR), _FAR)
 
 
+def float32_cap(softcap: float) -> float:
+    """Return the soft cap, kept where neither it nor its inverse overflows."""
+    return min(max(softcap, 1 / _FAR), _FAR)
+
+
 def apply_softcap(scores: Array, softcap: float) -> None:
     """Replace each score s by ``softcap · tanh(s / softcap)``, in place."""
-    cap = min(max(softcap, 1 / _FAR), _FAR)
+    cap = float32_cap(softcap)
     scores /= cap
     np.tanh(scores, out=scores)
     scores *= cap

@@ -33,7 +33,7 @@ from engine.cpu import CpuDevice
 from engine.devices import Limits
 from engine.inputs import Inputs
 from engine.kernels.base import Array, Kernel, Outputs, Prepared
-from engine.kernels.cpu_blocks import Blocks, KeyNumbers, Sight, shown_keys
+from engine.kernels.cpu_blocks import Blocks, BlockSizes, KeyNumbers, Sight, shown_keys
 from engine.kernels.cpu_common import (
     add_nonfinite,
     apply_softcap,
@@ -47,6 +47,7 @@ from engine.kernels.cpu_common import (
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
+_EDGE_KEYS = 256
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
 
@@ -65,7 +66,7 @@ class CpuFlash(Kernel):
 
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, every thread's buffers and the numbers of the keys shown."""
-        blocks = Blocks.of(problem, limits)
+        blocks = _blocks(problem, limits)
         rows, width, width_v = blocks.rows * blocks.heads, problem.head_dim + 1, problem.head_dim_v + 1
         workspace = 4 * (rows * (blocks.keys + 2 * width + 2 * width_v) + blocks.keys * (width + width_v))
         if problem.causal:
@@ -111,7 +112,7 @@ class _PreparedFlash(Prepared):
         self._problem = problem
         self._inputs = inputs
         self._device = device
-        self._blocks = Blocks.of(problem, device.limits)
+        self._blocks = _blocks(problem, device.limits)
         self.variant = f"{self._blocks.rows * self._blocks.heads}x{self._blocks.keys}"
         self._output: Array = np.empty(problem.output_shape, np.float32)
         self._lse: Array | None = np.empty(problem.output_shape[:3], np.float32) if want_lse else None
@@ -170,7 +171,7 @@ class _PreparedFlash(Prepared):
         finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
         softmax = _OnlineSoftmax(problem, work, self._inputs.q[batch, heads, rows].reshape(-1, problem.head_dim))
 
-        for tile in sight.tiles(self._blocks.keys):
+        for tile in sight.tiles(self._blocks.keys, self._blocks.edge_keys):
             if stopped():
                 return
             index, count = self._keys(batch, tile.start, tile.stop), tile.stop - tile.start
@@ -266,6 +267,10 @@ class _OnlineSoftmax:
             if self._softcap is None:  # beside a cap, which is not linear, the maximum cannot enter the product
                 np.negative(maximum, out=self._queries[rows, -1])
         fresh &= top == -np.inf
+
+
+def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
+    return Blocks.of(problem, BlockSizes.default(limits, _EDGE_KEYS))
 
 
 def _split(scale: float) -> tuple[float, float]:

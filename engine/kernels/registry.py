@@ -12,6 +12,7 @@ _KERNELS = {
     "gpu-naive": "engine.kernels.gpu_naive:GpuNaive",
     "cpu-flash": "engine.kernels.cpu_flash:CpuFlash",
     "cpu-naive": "engine.kernels.cpu_naive:CpuNaive",
+    "cpu-flash-jit": "engine.kernels.cpu_flash_jit:CpuFlashJit",
     "torch-sdpa": "engine.kernels.torch_sdpa:TorchSdpa",
     "torch-sdpa-cuda": "engine.kernels.torch_sdpa:TorchSdpaCuda",
 }

@@ -42,6 +42,7 @@ class Turn:
         of ``seconds`` it is kept as the first run. Raises Cancelled, and whatever the kernel raises.
         """
         assert self.kernel is not None
+        self.kernel.load()
         memory.reset_high_water()
         if self.kernel.device_kind == "cpu" and not self.kernel.counts_memory:
             with memory.traced() as trace:
