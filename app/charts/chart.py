@@ -91,6 +91,10 @@ class Chart(pg.PlotWidget):
         """Show all data, and follow it as it grows."""
         self.view.enableAutoRange(x=True, y=True)
 
+    def settle(self) -> None:
+        """Fit what is drawn before it is painted: fitted while painting, it would all be painted twice."""
+        self.view.updateAutoRange()
+
     def zoom(self, x: float = 1.0, y: float = 1.0) -> None:
         """Show so much of what is shown along each axis: below 1 is nearer."""
         self.view.scaleBy(x=None if x == 1.0 else x, y=None if y == 1.0 else y)

@@ -16,7 +16,7 @@ from app.models.series import SampleColumns
 from app.models.session_data import SessionData
 from app.theme import kernel_symbol, mixed
 
-_MARKED = 200  # samples, up to which each is marked
+_MARKED = 100  # samples, up to which each is marked
 _GROWTH = 1.02  # of the samples, from which the median and p90 are worth taking anew
 _FAINT = 0.2  # of its strength, for a kernel beside one that is brought out
 _SPARSE, _DENSE = 0.8, 0.55  # of a curve's strength with few or many samples, so that its median shows
@@ -90,6 +90,7 @@ class LatencyChart(Chart):
                 items.draw_first(self, begins, self._placed(np.array([first or np.nan])))
         self.x_axis.setStyle(showValues=bool(self._kernels))
         self.y_axis.setStyle(showValues=bool(self._kernels))
+        self.settle()
 
     def nearest(self, data: SessionData, x: float) -> dict[str, int]:
         """Return the sample nearest to a place of the x axis, by its index, of each kernel that is shown."""
@@ -127,6 +128,7 @@ class _KernelItems:
         self.shown = True
         self.strong = False
         self.colour = ""
+        self._first_drawn: tuple[object, ...] = ()
         self._curve = pg.PlotDataItem(symbolSize=6, autoDownsampleFactor=1.0)  # a peak and a trough a pixel
         self._median = pg.PlotCurveItem()
         self._top, self._bottom = pg.PlotCurveItem(pen=None), pg.PlotCurveItem(pen=None)
@@ -150,8 +152,14 @@ class _KernelItems:
     def draw(
         self, chart: Chart, x: NDArray[np.float64], y: NDArray[np.float64], levels: NDArray[np.float64]
     ) -> None:
-        """Draw the samples; ``levels`` holds the lowest, the median and p90 as placed."""
+        """Draw the samples; ``levels`` holds the lowest, the median and p90 as placed.
+
+        What has no place, a latency of 0 on a log axis, is left out: pyqtgraph cannot fit a view to it.
+        """
         paper = appearance().palette.paper
+        placed = np.isfinite(y)
+        if not placed.any():
+            x, y = x[:0], y[:0]
         marked = len(x) <= _MARKED
         self._curve.scatter.opts["useCache"] = not chart.in_vectors
         self._curve.setData(
@@ -161,23 +169,27 @@ class _KernelItems:
             symbol=kernel_symbol(self._kernel) if marked else None,
             symbolBrush=self.colour,
             symbolPen=None,
-            skipFiniteCheck=bool(np.isfinite(y).all()),
+            skipFiniteCheck=bool(placed.all()),
         )
-        ends = [x[0], x[-1]] if len(x) > 1 else [x[0] - 0.5, x[0] + 0.5]
-        low, median, p90 = levels
-        self._median.setData(ends, [median] * 2, pen=chart.pen(self.colour, 3 if self.strong else 2))
-        self._bottom.setData(ends, [low] * 2)
-        self._top.setData(ends, [p90] * 2)
+        median_pen = chart.pen(self.colour, 3 if self.strong else 2)
+        ends = [x[0], x[-1]] if len(x) > 1 else [x[0] - 0.5, x[0] + 0.5] if len(x) else []
+        for item, level in zip((self._bottom, self._median, self._top), levels, strict=True):
+            there = ends if np.isfinite(level) else []
+            item.setData(there, [level] * len(there))
+        self._median.setPen(median_pen)
         band = QColor(self.colour)
         band.setAlpha(_BAND * 2 if self.strong else _BAND)
         self._band.setBrush(band)
 
     def draw_first(self, chart: Chart, x: float, y: NDArray[np.float64]) -> None:
         """Draw the first run, NaN where it is not known."""
-        self._first.opts["useCache"] = not chart.in_vectors
         paper = appearance().palette.paper
-        known = y[np.isfinite(y)]
-        self._first.setData([x] * len(known), known, pen=chart.pen(self.colour, 1.6), brush=paper)
+        known = y[np.isfinite(y)].tolist()
+        looks = (x, known, self.colour, paper, chart.pen_scale, chart.in_vectors)
+        if looks != self._first_drawn:
+            self._first_drawn = looks
+            self._first.opts["useCache"] = not chart.in_vectors
+            self._first.setData([x] * len(known), known, pen=chart.pen(self.colour, 1.6), brush=paper)
 
 
 def _level(columns: SampleColumns, before: Level | None) -> Level:

@@ -54,6 +54,7 @@ class MemoryChart(Chart):
             x, y = spans.get(kernel, ([], []))
             item.setData(x, y, pen=self.pen(colour, 2, Qt.PenStyle.DotLine))
             item.setVisible(kernel not in hidden)
+        self.settle()
 
     def read(self, data: SessionData, x: float) -> tuple[int, int] | None:
         """Return the process's and the GPU's bytes at a time, None where nothing was seen."""

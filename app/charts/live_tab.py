@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSignalBlocker, Qt
+from PySide6.QtCore import QElapsedTimer, QSignalBlocker, Qt
 from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPushButton, QSplitter, QVBoxLayout, QWidget
 
 from app.appearance import appearance
@@ -18,6 +18,7 @@ from engine.plan import Case
 
 _HINT = "Choose a problem on the left and press Run: every sample appears here as it is taken."
 _FOLLOW = "the case under way"
+_MEMORY_MS = 250  # between two drawings of memory
 _AXIS_WIDTH = 76  # of both charts, so that they stand in line
 _EXPLAINED = (
     "Line: median. Band: from the fastest sample to p90, which nine of ten samples do not pass. Hollow mark: the first "
@@ -31,6 +32,7 @@ class LiveTab(ChartTab):
     def __init__(self, data: SessionData, parent: QWidget | None = None) -> None:
         super().__init__(data, parent)
         self.latency, self.memory = LatencyChart(), MemoryChart()
+        self._since_memory = QElapsedTimer()
         self.case = QComboBox()
         self.case.setAccessibleName("Case")
         self.case.setToolTip("Which case of the session is drawn.")
@@ -122,9 +124,25 @@ class LiveTab(ChartTab):
         case = self._shown()
         if self.pause.isChecked() or case is None:
             return
-        legend = self.legend
-        self.latency.draw(self.data, case.index, legend.hidden, legend.highlighted)
-        self.memory.draw(self.data, legend.hidden, legend.highlighted)
+        self._draw_latency(case)
+        self._draw_memory()
+
+    def redraw(self) -> None:
+        """Draw latency; memory, which changes little, a few times a second."""
+        case = self._shown()
+        if self.pause.isChecked() or case is None or not self.data.running:
+            self.draw()
+            return
+        self._draw_latency(case)
+        if self._since_memory.hasExpired(_MEMORY_MS):
+            self._draw_memory()
+
+    def _draw_memory(self) -> None:
+        self.memory.draw(self.data, self.legend.hidden, self.legend.highlighted)
+        self._since_memory.start()
+
+    def _draw_latency(self, case: Case) -> None:
+        self.latency.draw(self.data, case.index, self.legend.hidden, self.legend.highlighted)
         self._say(case)
         if self.latency.crosshair is not None:
             self._read_latency(self.latency.crosshair)

@@ -74,6 +74,10 @@ class ChartTab(QWidget):
         """Draw everything anew from the data."""
         raise NotImplementedError
 
+    def redraw(self) -> None:
+        """Draw what may have changed since it was drawn last; this is what the timer calls."""
+        self.draw()
+
     def has_content(self) -> bool:
         """Whether there is something to draw."""
         return not self.data.empty
@@ -143,7 +147,7 @@ class ChartTab(QWidget):
         self._hint.show_content(self.has_content())
         self._due = not self.isVisible()
         if not self._due and self.has_content():
-            self.draw()
+            self.redraw()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Draw what has come while nobody looked."""

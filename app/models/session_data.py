@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,12 @@ class Beginning:
 
     first_run_ms: float | None
     scratch_bytes: int | None
+
+
+_MEASURED = (
+    "wall_ms_median", "wall_ms_min", "wall_ms_p90", "wall_ms_iqr", "gpu_ms_median", "first_run_ms", "gflops",
+    "scratch_bytes", "peak_bytes", "predicted_bytes",
+)  # fmt: skip
 
 
 class SessionData(QObject):
@@ -95,6 +102,8 @@ class SessionData(QObject):
     def load(self, run: RunFile) -> None:
         """Show a run that was opened. Raises ValueError, and keeps what is shown, where the run contradicts itself."""
         groups = by_case(run.plan, run.results)
+        for row in run.results:
+            _check(row)
         series: dict[Key, SampleColumns] = {}
         memory = MemoryColumns()
         try:
@@ -189,3 +198,11 @@ class SessionData(QObject):
         """Return the session's identity, empty where there is none."""
         run = self._recorder.run
         return run.run_id if run else ""
+
+
+def _check(row: Row) -> None:
+    """Raise ValueError where a row holds what nobody can have measured, as only a made-up run file does."""
+    for name in _MEASURED:
+        value = getattr(row, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{row.kernel} has {name} {value}, which cannot have been measured")

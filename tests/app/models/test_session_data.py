@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -137,18 +138,21 @@ def test_signals_tell_what_changed(data: SessionData, qtbot: QtBot) -> None:
     assert told == ["reset", "case 0", "rows", "rows", "case 1", "rows", "rows", "done"]
 
 
-@pytest.mark.parametrize("what", ["rows", "repeats", "bytes"])
+@pytest.mark.parametrize("what", ["rows", "repeats", "bytes", "not a number", "negative"])
 def test_a_run_that_contradicts_itself_is_refused_and_what_is_shown_stays(data: SessionData, what: str) -> None:
     run = fed(data).run()
     assert run is not None
     before = data.run()
+    row = run.results[0]
     sample = Sample(0, 0.0, 1.0, None, 10**30)
     broken = {
         "rows": {"results": run.results * 2},
         "repeats": {"samples": (SampleSeries(kernel="cpu-flash", case=0, samples=(sample,)),)},
+        "not a number": {"results": (msgspec.structs.replace(row, wall_ms_median=math.nan),)},
+        "negative": {"results": (msgspec.structs.replace(row, peak_bytes=-1),)},
         "bytes": {"memory": (MemoryPoint(0.0, 10**30, 0),)},
     }[what]
-    with pytest.raises(ValueError, match=r"rows|repeats"):
+    with pytest.raises(ValueError, match=r"rows|repeats|cannot have been measured"):
         data.load(msgspec.structs.replace(run, **broken))
     assert data.run() == before
 
