@@ -20,6 +20,7 @@ from app.models.session_data import SessionData
 from app.notices import Notices, Tone
 from app.questions import Answer
 from app.settings import SettingsStore
+from app.setup import joined
 from app.usage import TENSOR_ENDINGS
 from engine.storage import csv_report, run_file
 
@@ -54,7 +55,7 @@ class Files(QObject):
         runs = [path for path in paths if path not in tensors]
         if tensors:
             self._remember_folder(tensors[0])
-            self.tensors_chosen.emit(_as_input(tensors))
+            self.tensors_chosen.emit(joined(tensors))
         opened = [path for path in runs if self._open_run(path)]
         if len(opened) > 1:
             self._notices.say(f"{len(opened)} runs were opened and the last is shown; the others are under "
@@ -226,14 +227,6 @@ def free_name(folder: Path, stem: str, ending: str) -> Path:
     while path.exists():
         path, number = folder / f"{stem}-{number}{ending}", number + 1
     return path
-
-
-def _as_input(paths: Sequence[str]) -> str:
-    """Return tensor files as ``--input`` takes them: three .npy in the order q, k, v, whatever order they came in."""
-    if len(paths) == 1:
-        return paths[0]
-    named = {Path(path).stem.lower()[-1:]: path for path in paths}
-    return ",".join(named[name] for name in "qkv") if set(named) == set("qkv") else ",".join(paths)
 
 
 def _discard(entry: Kept) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -192,3 +192,9 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "seed": _check_whole("seed", 0),
     "memory_limit": options.byte_count,
 }
+
+
+def joined(paths: Sequence[str]) -> str:
+    """Return the files as ``--input`` takes them, three .npy files in the order of their names' last letters."""
+    order = {"q": 0, "k": 1, "v": 2}
+    return ",".join(sorted(paths, key=lambda path: order.get(Path(path).stem[-1:].lower(), len(order))))

@@ -6,7 +6,6 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import psutil
@@ -35,7 +34,7 @@ from app.panels.kernel_picker import KernelPicker
 from app.panels.labelled import Labelled, TextField
 from app.panels.run_length import RunLength
 from app.presets import presets
-from app.setup import MASKS, Setup
+from app.setup import MASKS, Setup, joined
 from app.units import operations, remaining, significant, size
 from engine.devices import DeviceInfo, Limits
 from engine.inputs import Preview, preview
@@ -300,7 +299,7 @@ class SetupPanel(QWidget):
         if not paths:
             return
         try:
-            self.load_tensors(_joined(paths))
+            self.load_tensors(joined(paths))
         except ValueError as error:
             QMessageBox.warning(self, "Load tensors", _sentence(str(error)))
 
@@ -387,12 +386,6 @@ def _rows(rows: Sequence[Sequence[QWidget]]) -> QWidget:
     for column in range(columns):
         grid.setColumnStretch(column, 1)
     return widget
-
-
-def _joined(paths: Sequence[str]) -> str:
-    """Return the files as ``--input`` takes them, three .npy files in the order of their names' last letters."""
-    order = {"q": 0, "k": 1, "v": 2}
-    return ",".join(sorted(paths, key=lambda path: order.get(Path(path).stem[-1:].lower(), len(order))))
 
 
 def _described(setup: Setup, found: Preview) -> str:
