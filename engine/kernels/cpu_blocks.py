@@ -16,7 +16,6 @@ from engine.problem import AttentionProblem
 
 _KEYS = 512  # keys of a tile
 _MIN_ROWS, _MAX_ROWS = 64, 1024  # query rows of a block
-_L2_SHARE = 4  # times L2 is what the scores of a block and a tile may take
 _ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
 
 KeyNumbers = NDArray[np.intp]
@@ -33,10 +32,10 @@ class BlockSizes(msgspec.Struct, frozen=True):
         return f"{self.rows}x{self.keys}, {self.edge_keys} on edges"
 
     @classmethod
-    def default(cls, limits: Limits, edge_keys: int) -> BlockSizes:
-        """Return sizes whose scores, of a block and a tile, are at most four times L2."""
+    def default(cls, limits: Limits, edge_keys: int, l2_times: int) -> BlockSizes:
+        """Return sizes for which the scores of a block and a tile are at most so many times L2."""
         rows = _MAX_ROWS
-        while rows > _MIN_ROWS and rows * _KEYS * 4 > _L2_SHARE * limits.l2_bytes:
+        while rows > _MIN_ROWS and rows * _KEYS * 4 > l2_times * limits.l2_bytes:
             rows //= 2
         return cls(rows, _KEYS, edge_keys)
 

@@ -48,6 +48,7 @@ from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
 _EDGE_KEYS = 256
+_L2_TIMES = 4
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
 
@@ -270,7 +271,7 @@ class _OnlineSoftmax:
 
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
-    return Blocks.of(problem, BlockSizes.default(limits, _EDGE_KEYS))
+    return Blocks.of(problem, BlockSizes.default(limits, _EDGE_KEYS, _L2_TIMES))
 
 
 def _split(scale: float) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from engine.kernels.base import Array
 
 _f32, _i32 = np.float32, np.int32
 _ROUND = _f32(1.5 * 2**23 + 127)  # added to a number, leaves it rounded, with an exponent's bias, in the lowest bits
-_LEAST, _MOST = _f32(-127), _f32(128)  # exponents that give 0 and infinity
+_LEAST, _MOST = _f32(-127), _f32(128)  # exponents that give 0, and no finite number
 _FAR = _f32(2**14)  # sum of a row's weights in a tile above which its maximum has to move
 # (2^r - 1) / r for |r| <= 1/2, highest power first: minimax in the relative error of 2^r, which stays below 2e-9
 _EXP2 = tuple(_f32(c) for c in (1.5353362e-4, 1.3398874e-3, 9.618437e-3, 5.5503324e-2, 0.24022648, 0.6931472))
@@ -201,7 +201,7 @@ def _multiply(blas: Any, a: Any, b: Any, turned: Any, beta: Any, c: Any) -> None
 
 @_compiled("contract")
 def _exp2(x: Any) -> Any:
-    """Return 2^x, 0 from -126.5 downwards, infinity from 127.5 upwards."""
+    """Return 2^x: 0 from -126.5 downwards, infinity or NaN from 127.5 upwards."""
     x = _LEAST if x < _LEAST else x  # NaN stays
     x = _MOST if x > _MOST else x
     rounded = x + _ROUND
@@ -211,8 +211,8 @@ def _exp2(x: Any) -> Any:
     p = p * r + _EXP2[3]
     p = p * r + _EXP2[4]
     p = p * r + _EXP2[5]
-    p = p * r + _ONE
-    return p * _float(_i32(_bits(rounded) << _i32(23)))
+    whole = _float(_i32(_bits(rounded) << _i32(23)))  # 2 to the power of the rounded x
+    return p * r * whole + whole
 
 
 @_compiled("contract")

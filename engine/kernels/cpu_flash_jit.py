@@ -2,7 +2,7 @@
 
 Optional: Numba is imported when a kernel is prepared, never with this module. A work item is one block of query rows
 or, where blocks are short, several in a row; a thread does it without Python, and so without waiting for the others.
-What a thread owns, for R rows and T keys (R·T scores are at most four times L2), beside some numbers for each row:
+What a thread owns, for R rows and T keys (R·T scores are at most twice L2), beside some numbers for each row:
 
     scores [R, T]     values [T, head_dim_v]     keys [T, head_dim], with a key_mask
 """
@@ -29,6 +29,7 @@ from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
 _EDGE_KEYS = 128
+_L2_TIMES = 2
 _ITEM_FLOPS = 4e6  # of a work item, where blocks are shorter: some 60 µs, a dozen times what handing it out costs
 _SCORES_AT_ONCE = 1 << 22  # computed between two looks at should_stop: some 20 ms
 
@@ -127,7 +128,7 @@ class _PreparedJit(Prepared):
 
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
-    return Blocks.of(problem, BlockSizes.default(limits, _EDGE_KEYS))
+    return Blocks.of(problem, BlockSizes.default(limits, _EDGE_KEYS, _L2_TIMES))
 
 
 def _blocks_of_item(problem: AttentionProblem, blocks: Blocks) -> int:
