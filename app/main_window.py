@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
@@ -30,10 +31,12 @@ from app.panels.setup_panel import SetupPanel
 from app.run_status import RunStatus
 from app.settings import SettingsStore
 from engine.devices import DeviceInfo
-from engine.doctor import Check
 from engine.events import Event, SessionFinished, SessionStarted
 from engine.kernels.registry import get_kernel
 from engine.plan import Plan
+
+if TYPE_CHECKING:
+    from engine.doctor import Check
 
 _TICK_MS, _CALM_TICK_MS = 33, 100  # calm while CPU kernels run: drawing takes the cores they are timed on
 _ORDERLY = ("done", "cancelled")

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.devices import DeviceInfo
-from engine.doctor import Check
 from engine.events import Event, LogLine, SessionFinished
 from engine.plan import Plan
 from engine.running import ShouldStop, never_stop
 from engine.unfinished import Unfinished
 from engine.worker import Answer, Ask, Broke, Question, Run, Stop, work
+
+if TYPE_CHECKING:
+    from engine.doctor import Check
 
 PATIENCE_S = 5.0  # that a stop may take before the worker is ended
 _LOOK_S = 0.05  # how often should_stop is asked

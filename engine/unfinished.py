@@ -23,7 +23,6 @@ from engine.events import (
     SessionStarted,
 )
 from engine.kernels.registry import get_kernel
-from engine.measure.rows import Occasion, blank_row, with_samples
 from engine.plan import Case
 from engine.results import Row, Sample, Status, StopReason
 
@@ -102,6 +101,8 @@ class Unfinished:
         yield SessionFinished(reason)
 
     def _row(self, started: SessionStarted, case: Case, kernel: str, why: str) -> Row:
+        from engine.measure.rows import Occasion, blank_row, with_samples  # not needed by a session that ends well
+
         key = case.index, kernel
         samples = self._samples[key].all() if key in self._samples else []
         prepared = self._prepared.get(key)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
 import engine
 from app.dialogs.text_report import TextReport
-from engine.doctor import Check
+
+if TYPE_CHECKING:
+    from engine.doctor import Check
 
 _HEADING = (
     f"<b>FlashScope {engine.__version__}</b><br>A profiler for attention kernels: GPU and CPU, flash and naive, "
