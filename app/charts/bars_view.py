@@ -22,7 +22,8 @@ _NAMES = 150
 _GAP = 28
 _TITLE = 24
 _AXIS = 22
-_TALLEST, _LEAST = 64.0, 36.0  # of a kernel's row
+_TALLEST, _LEAST = 64.0, 20.0  # of a kernel's row
+_TWO_LINES = 34.0  # of text, beside which a name stands alone
 _ICON = 16
 _MARKS = {
     Status.OK: "verified",
@@ -69,8 +70,8 @@ class BarsView(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return room for every row at its tallest."""
-        return QSize(640, round(_TITLE + _AXIS + _TALLEST * max(1, len(self._rows))))
+        """Return room for two lines of text a row; whoever lays it out gives it all there is."""
+        return QSize(460, round(_TITLE + _AXIS + _TWO_LINES * max(1, len(self._rows))))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
         """Return room for every row at its least."""
@@ -158,10 +159,14 @@ class _Drawing:
     def name(self, place: QRectF, row: Row) -> None:
         """Draw a kernel's mark and name, how its turn ended, and on what."""
         middle = place.center().y()
-        draw_mark(self._painter, QRectF(0, middle - _ICON, _ICON, _ICON), row.kernel, self._colour(row.kernel))
+        tight = place.height() < _TWO_LINES
+        icon = QRectF(0, middle - (_ICON / 2 if tight else _ICON), _ICON, _ICON)
+        draw_mark(self._painter, icon, row.kernel, self._colour(row.kernel))
         where = f" · {row.adapter_type}" if row.adapter_type not in (None, "cpu") else ""
-        upper = QRectF(_ICON + 6, middle - 17, place.width() - _ICON - 6, 17)
+        upper = QRectF(_ICON + 6, middle - (8 if tight else 17), place.width() - _ICON - 6, 17)
         self._text(upper, row.kernel, self._bold, self._palette.ink)
+        if tight:
+            return
         said = self._palette.bad if row.status in (Status.WRONG, Status.FAILED) else self._palette.muted
         self._text(upper.translated(0, 16), _MARKS[row.status] + where, self._small, said)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pyqtgraph as pg
-from PySide6.QtCore import QPointF, Qt, Signal, Slot
+from PySide6.QtCore import QPointF, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QFont, QKeySequence, QPen, QShortcut
 from PySide6.QtWidgets import QWidget
 
@@ -58,6 +58,10 @@ class Chart(pg.PlotWidget):
             shortcut.activated.connect(act)
         appearance().changed.connect(self.recolour)
         self.recolour()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return the least that is of use; whoever lays charts out gives them all there is."""
+        return QSize(240, 130)
 
     # --- looks ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from app.outcome import CaseRows, adapters, answer, common, distinct
 from app.panels.copyable_table import CopyableTable
 
 _HINT = "Press Run, or open a saved run: here the kernels of a case stand side by side, with who won and by how much."
-_LEAST_TABLE = 90
+_LEAST_TABLE = 140  # room for the four kernels; more may be scrolled
 _WAIT = "The first kernel's result appears here when all have taken their samples."
 _NAIVE = "naive, same device"
 _ONE_CLOCK = "Speed-ups compare wall clock with wall clock, GPU and CPU alike; upload and read-back are in neither."
@@ -46,9 +46,8 @@ class CompareTab(ChartTab):
         self._clock = QLabel(_ONE_CLOCK)
         self._clock.setProperty("role", "muted")
         self._clock.setWordWrap(True)
-        self.table.setMinimumHeight(_LEAST_TABLE)
-        self.body.addWidget(self.bars, 1)
-        self.body.addWidget(self.table)
+        self.body.addWidget(self.bars, 2)
+        self.body.addWidget(self.table, 1)
         self.body.addWidget(self._clock)
         self._pictured = [self.bars]
         self._shown: list[int] = []  # the cases that can be chosen
@@ -94,7 +93,9 @@ class CompareTab(ChartTab):
         self.bars.show_rows(group.rows, self.legend.hidden, self.legend.highlighted)
         self.model.show_rows(group.rows, self.baseline.currentData())
         self.table.fit_columns()
-        self.table.setMaximumHeight(max(_LEAST_TABLE, self.table.whole_height()))
+        whole = self.table.whole_height()
+        self.table.setMinimumHeight(min(whole, _LEAST_TABLE))
+        self.table.setMaximumHeight(whole)
 
     def _offer(self, groups: tuple[CaseRows, ...]) -> None:
         """List the cases with results; follow the newest as long as nobody has chosen another."""

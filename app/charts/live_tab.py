@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QElapsedTimer, QSignalBlocker, Qt
-from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPushButton, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPushButton, QSizePolicy, QSplitter, QVBoxLayout, QWidget
 
 from app.appearance import appearance
 from app.charts.chart import Chart
@@ -58,6 +58,8 @@ class LiveTab(ChartTab):
             "Resident memory is what the operating system counts for the worker process; GPU memory is what kernels "
             "have allocated; scratch is what a kernel needs beyond Q, K, V and the output."
         )
+        for label in (self.readout, self._lines):  # no label's text widens the window
+            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._build()
         self.case.currentIndexChanged.connect(self._choose)
         self.against.currentIndexChanged.connect(self._look)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QPalette, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QPalette, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QLabel, QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
 from app.appearance import appearance
 from app.charts import picture
@@ -21,6 +21,7 @@ from app.panels.hint import HintStack
 from engine.kernels import registry
 
 T = TypeVar("T")
+_WIDE = 760
 
 
 class ChartTab(QWidget):
@@ -43,9 +44,9 @@ class ChartTab(QWidget):
         self.body = QVBoxLayout()
         self.body.setSpacing(6)
         self._pictured: list[QWidget] = []
-        bar = QHBoxLayout()
-        bar.addWidget(self.about, 1)
-        bar.addLayout(self.controls)
+        self._bar = QHBoxLayout()
+        self._bar.addWidget(self.about, 1)
+        self._bar.addLayout(self.controls)
         content = QWidget()
         content.setAutoFillBackground(True)
         content.setBackgroundRole(QPalette.ColorRole.Base)
@@ -53,10 +54,15 @@ class ChartTab(QWidget):
         column.setContentsMargins(14, 12, 14, 8)
         column.setSpacing(4)
         column.addWidget(self.answer)
-        column.addLayout(bar)
+        column.addLayout(self._bar)
         column.addWidget(self.legend)
         column.addLayout(self.body, 1)
-        self._hint = HintStack("", content)
+        scroll = QScrollArea()  # where the window is small, rather than text over text
+        scroll.setWidget(content)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self._hint = HintStack("", scroll)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.addWidget(self._hint)
@@ -148,6 +154,12 @@ class ChartTab(QWidget):
         self._due = not self.isVisible()
         if not self._due and self.has_content():
             self.redraw()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Put the controls beside what they belong to, or below it where there is no room."""
+        super().resizeEvent(event)
+        wide = event.size().width() >= _WIDE
+        self._bar.setDirection(QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Draw what has come while nobody looked."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QModelIndex
+from PySide6.QtCore import QModelIndex, QSize
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QTableView, QWidget
 
@@ -40,6 +40,10 @@ class CopyableTable(QTableView):
             if header.sectionSize(column) < wanted or not self._fitted:
                 header.resizeSection(column, wanted)
         self._fitted = self.model().rowCount() > 0
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return a title and two rows; whoever lays tables out gives them all there is."""
+        return QSize(300, 90)
 
     def whole_height(self) -> int:
         """Return the height at which every row shows."""
