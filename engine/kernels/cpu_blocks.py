@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from engine.problem import AttentionProblem
 _KEYS = 512  # keys of a tile
 _MIN_ROWS, _MAX_ROWS = 64, 1024  # query rows of a block
 _ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
+_ENOUGH_FLOPS = 20_000_000  # of a block, some 300 µs of work, to be worth a block of its own
 
 KeyNumbers = NDArray[np.intp]
 
@@ -42,10 +43,14 @@ class BlockSizes(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The cut: a block is ``rows`` query rows of each of ``heads`` heads of one group, a tile is ``keys`` keys."""
+    """The cut: a block is ``rows`` query rows of each of ``heads`` heads of one group, a tile is ``keys`` keys.
+
+    A block may span ``groups`` groups, each with keys and values of its own, where all of their rows are short.
+    """
 
     rows: int
     heads: int
+    groups: int
     keys: int
     edge_keys: int  # of a tile where not every row sees all
     row_blocks: int
@@ -58,13 +63,26 @@ class Blocks:
         Short heads of one group share a block, and with it the loading of keys and values.
         """
         most = sizes.rows
-        while most > _MIN_ROWS and problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS:
+        while (
+            most > _MIN_ROWS
+            and problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS
+            and _flops(problem, most // 2) >= _ENOUGH_FLOPS
+        ):
             most //= 2
         row_blocks = -(-problem.seq_q // most)
         rows = -(-problem.seq_q // row_blocks)
         heads = max(n for n in range(1, problem.group + 1) if problem.group % n == 0 and (n == 1 or n * rows <= most))
         keys = min(problem.seq_k, sizes.keys)
-        return cls(rows, heads, keys, min(keys, sizes.edge_keys), row_blocks, problem.pairs // heads)
+        return cls(rows, heads, 1, keys, min(keys, sizes.edge_keys), row_blocks, problem.pairs // heads)
+
+    def joined(self, problem: AttentionProblem, sizes: BlockSizes) -> Blocks:
+        """Return the cut with several groups to a block, where one has so little work that handing it out counts."""
+        if self.row_blocks > 1 or self.heads < problem.group:
+            return self
+        rows = self.rows * self.heads
+        most = min(_ENOUGH_FLOPS // _flops(problem, rows), sizes.rows * sizes.keys // (rows * self.keys))
+        groups = max(n for n in range(1, problem.kv_heads + 1) if problem.kv_heads % n == 0 and (n == 1 or n <= most))
+        return replace(self, groups=groups, head_blocks=self.head_blocks // groups)
 
     @property
     def count(self) -> int:
@@ -75,8 +93,14 @@ class Blocks:
         """Return batch, heads and rows of a block. The last rows come first: under a causal mask they take longest."""
         row_block, head_block = divmod(number, self.head_blocks)
         row = (self.row_blocks - 1 - row_block) * self.rows
-        batch, head = divmod(head_block * self.heads, problem.heads)
-        return batch, slice(head, head + self.heads), slice(row, min(row + self.rows, problem.seq_q))
+        heads = self.heads * self.groups
+        batch, head = divmod(head_block * heads, problem.heads)
+        return batch, slice(head, head + heads), slice(row, min(row + self.rows, problem.seq_q))
+
+
+def _flops(problem: AttentionProblem, rows: int) -> int:
+    """Return the work of so many rows that see every key."""
+    return 2 * rows * problem.seq_k * (problem.head_dim + problem.head_dim_v)
 
 
 def shown_keys(problem: AttentionProblem) -> list[KeyNumbers]:
@@ -102,17 +126,23 @@ class Sight:
 
     def __init__(self, problem: AttentionProblem, shown: KeyNumbers | None, heads: int, rows: slice) -> None:
         first, end = problem.key_range(np.arange(rows.start, rows.stop))
+        self._diagonal = shown is None and heads == 1  # a row sees one key further than the row before
         if shown is not None:
             first, end = np.searchsorted(shown, first), np.searchsorted(shown, end)
         self.first, self.end = np.tile(first, heads), np.tile(end, heads)
         self._start, self._stop = int(first.min()), int(end.max())  # no row sees a key outside
         self._all_from, self._all_to = int(first.max()), int(end.min())  # every row sees the keys between
+        self._all = slice(0, len(self.first))
         self.blind = self.first >= self.end  # rows that see no key at all
 
     def tiles(self, keys: int, edge_keys: int) -> Iterator[Tile]:
         """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all."""
         start = self._start
         while start < self._stop:
+            if self._all_from <= start and start + keys <= self._all_to:
+                yield Tile(start, start + keys, self._all)
+                start += keys
+                continue
             edge = start if start < self._all_from else max(start, self._all_to - 1)
             stop = min(start + keys, edge + edge_keys, self._stop)
             seeing = np.flatnonzero((self.first < stop) & (self.end > start))
@@ -124,18 +154,41 @@ class Sight:
         """Tell for every row whether it sees those keys: bool [rows, len(keys)]."""
         return (self.first[:, None] <= keys) & (keys < self.end[:, None])
 
-    def hide(self, scores: Array, tile: Tile, scratch: NDArray[np.bool_]) -> None:
-        """Set what a row does not see to -inf in the ``scores`` [rows, keys] of a tile."""
+    def hide(self, scores: Array, tile: Tile, scratch: Hidden) -> None:
+        """Set what a row does not see to -inf in the ``scores`` [..., rows, keys] of a tile."""
         if self._all_from <= tile.start and tile.stop <= self._all_to:
             return
-        keys = np.arange(tile.stop - tile.start, dtype=np.int32)  # counted from the tile's first, in few bytes
-        first, end = (
-            np.clip(key[tile.rows] - tile.start, 0, len(keys)).astype(np.int32) for key in (self.first, self.end)
-        )
-        for partly, compare, bound in ((first > 0, np.less, first), (end < len(keys), np.greater_equal, end)):
-            rows = np.flatnonzero(partly)
+        keys = tile.stop - tile.start
+        for before, bounds in ((True, self.first), (False, self.end)):
+            bound = np.clip(bounds[tile.rows] - tile.start, 0, keys)
+            rows = np.flatnonzero(bound > 0 if before else bound < keys)
             if len(rows):
                 edge = slice(int(rows[0]), int(rows[-1]) + 1)
-                hidden = scratch[: (edge.stop - edge.start) * len(keys)].reshape(-1, len(keys))
-                compare(keys, bound[edge, None], out=hidden)
-                np.copyto(scores[edge], -np.inf, where=hidden)
+                np.copyto(scores[..., edge, :], -np.inf, where=scratch.of(bound[edge], keys, before, self._diagonal))
+
+
+class Hidden:
+    """Makes masks of hidden keys in memory of its own, for blocks of so many rows and tiles of so many keys."""
+
+    def __init__(self, rows: int, keys: int) -> None:
+        self._compared = np.zeros(rows * keys, np.bool_)
+        self._ramp = np.arange(-rows - keys, rows + keys) >= 0
+
+    @staticmethod
+    def nbytes(rows: int, keys: int) -> int:
+        """Return the bytes that it holds."""
+        return rows * keys + 2 * (rows + keys)
+
+    def of(self, bound: NDArray[np.int64], keys: int, before: bool, diagonal: bool) -> NDArray[np.bool_]:
+        """Return a mask [len(bound), keys]: of each row the keys ``before`` its bound, or those from there on.
+
+        Where bounds are one apart from row to row, as ``diagonal`` promises but for bounds cut off at 0 and ``keys``,
+        nothing is compared: each row of the mask is a row of the same ramp, read from one place further.
+        """
+        count, middle = len(bound), len(self._ramp) // 2
+        if diagonal and bound[-1] - bound[0] == count - 1:
+            start, steps = (middle + int(bound[0]) - 1, (1, -1)) if before else (middle - int(bound[0]), (-1, 1))
+            return np.ndarray((count, keys), np.bool_, self._ramp, start, steps)
+        hidden = self._compared[: count * keys].reshape(count, keys)
+        compare = np.less if before else np.greater_equal
+        return compare(np.arange(keys, dtype=np.int32), bound.astype(np.int32)[:, None], out=hidden)

@@ -72,20 +72,22 @@ def apply_softcap(scores: Array, softcap: float) -> None:
 
 
 def bounds(values: Array) -> tuple[Array, Array]:
-    """Return the least and the greatest of each column of C-contiguous ``values`` [keys, head_dim_v].
+    """Return the least and the greatest of each column of C-contiguous ``values`` [..., keys, head_dim_v].
 
     NaN in a column makes both NaN. A weighted mean lies within what it is taken of; holding it there undoes what
     rounding did, so that equal values come back exactly.
     """
     # NumPy pays for every row of such a reduction, so first the rows are made fewer and longer
-    whole = len(values) - len(values) % _FOLD
+    *several, keys, width = values.shape
+    whole = keys - keys % _FOLD
 
     def fold(pick: np.ufunc) -> Array:
-        rows: Array = values[whole:]
+        rows: Array = values[..., whole:, :]
         if whole:
-            long_rows = values[:whole].reshape(-1, _FOLD * values.shape[1])
-            rows = np.concatenate([rows, pick.reduce(long_rows, axis=0).reshape(_FOLD, -1)])
-        return np.asarray(pick.reduce(rows, axis=0))
+            long_rows = values[..., :whole, :].reshape(*several, whole // _FOLD, _FOLD * width)
+            few = pick.reduce(long_rows, axis=-2).reshape(*several, _FOLD, width)
+            rows = np.concatenate([rows, few], axis=-2) if whole < keys else few
+        return np.asarray(pick.reduce(rows, axis=-2))
 
     return fold(np.minimum), fold(np.maximum)
 
