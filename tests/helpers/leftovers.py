@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -32,6 +33,12 @@ def _may_stay(process: psutil.Process) -> bool:
         return True
 
 
+@functools.cache
+def _settle() -> None:
+    """Leave what there is before the first window out of every later look: it is half a million objects."""
+    gc.freeze()
+
+
 def _qt() -> set[str]:
     import shiboken6
     from PySide6.QtCore import QCoreApplication, QEvent, QThread, QTimer
@@ -40,6 +47,7 @@ def _qt() -> set[str]:
     if QApplication.instance() is None:
         return set()
     gc.collect()
+    _settle()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     found = {
         f"window {type(widget).__name__} {widget.windowTitle()} {id(widget):x}"
