@@ -156,6 +156,33 @@ def doctor() -> int:
     return int(any(check.status == "missing" for check in checks))
 
 
+@_cli.command()
+def tune(
+    device: Annotated[str, typer.Option(help="auto, cpu, an index of `devices`, or part of a name.")] = "auto",
+    head_dim: Annotated[str, typer.Option(metavar="SWEEP", help="Sizes of a head.")] = "64",
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Tune for one of both only.  [default: both]")
+    ] = None,
+    dtype: Annotated[str, typer.Option(metavar="f32|f16", help="How tensors are stored.")] = "f32",
+    seconds: Annotated[float, typer.Option(help="Budget of each kernel for each kind of problem.")] = 20.0,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every variant that was measured.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> int:
+    """Find the quickest variant of each kernel on a device and keep it for later runs.
+
+    Every variant is verified before its time counts. Ctrl+C ends early and keeps what was learned.
+    """
+    try:
+        wanted = options.tuning(head_dim, causal, dtype, seconds)
+        Outputs(csv=csv).check([])
+        options.check_device(device)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    from app.tune import tune_device
+
+    return tune_device(device, wanted, csv, console(quiet=quiet))
+
+
 _cli_command = typer.main.get_command(_cli)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from engine import sweep
 from engine.kernels.registry import kernel_names
 from engine.plan import Case, Plan
-from engine.problem import AttentionProblem
+from engine.problem import AttentionProblem, Dtype
 
 _SWEPT = {"batch": 1, "heads": 8, "seq": 1024, "head_dim": 64}  # with their defaults; --threads sweeps too
 _ALL_CORES = 0
@@ -54,6 +54,16 @@ class Rule:
         if self.window is not None and self.causal is False:
             raise ValueError(f"--window {self.window} implies a causal mask, so it clashes with --no-causal")
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"causal": bool(self.causal)}
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What is to be tuned: each kernel for each of these kinds of problem, in so many ``seconds`` each."""
+
+    head_dims: tuple[int, ...]
+    causal: tuple[bool, ...]
+    dtype: Dtype
+    seconds: float
 
 
 def option(name: str) -> str:
@@ -127,8 +137,7 @@ def plan(
     """Return the plan of a session. Raises ValueError with one sentence for an option that has no sound value."""
     if not 0 <= seed <= _MAX_SEED:
         raise ValueError(f"--seed must be between 0 and {_MAX_SEED}, got {seed}")
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"--seconds must be a finite number above 0, got {seconds:g}")
+    _check_seconds(seconds)
     for name, count in (("--samples", samples), ("--min-samples", min_samples)):
         if count is not None and count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
@@ -148,6 +157,14 @@ def plan(
         checks=checks,
         label=label,
     )
+
+
+def tuning(head_dim: str, causal: bool | None, dtype: str, seconds: float) -> Tune:
+    """Return what ``tune`` is to do. Raises ValueError with one sentence for an option that has no sound value."""
+    _check_seconds(seconds)
+    head_dims = _swept("head_dim", head_dim, 0)
+    problems = [AttentionProblem(head_dim=size, dtype=dtype) for size in head_dims]  # type: ignore[arg-type]
+    return Tune(head_dims, (False, True) if causal is None else (causal,), problems[0].dtype, seconds)
 
 
 def byte_count(text: str) -> int:
@@ -181,6 +198,11 @@ def check_device(selector: str) -> None:
         from engine.gpu.device import choose, list_devices
 
         choose(list_devices(), selector)
+
+
+def _check_seconds(seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"--seconds must be a finite number above 0, got {seconds:g}")
 
 
 def _threads(text: str | None) -> tuple[int, ...]:

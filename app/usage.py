@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-COMMANDS = ("run", "devices", "doctor")
+COMMANDS = ("run", "devices", "doctor", "tune")
 TENSOR_ENDINGS = (".npz", ".npy", ".safetensors")  # of files that hold Q, K and V; any other may be a saved run
 
 

@@ -16,6 +16,7 @@ from engine.blas import blas_name
 from engine.devices import Device, DeviceInfo, Limits
 from engine.processor import cache_bytes, processor_name, usable_cores
 from engine.running import Cancelled, ShouldStop
+from engine.storage import tuning_store
 
 _POLL_S = 0.02  # how often should_stop is asked while the last items of other threads run out
 
@@ -41,7 +42,7 @@ def open_cpu(threads: int | None = None, memory_bytes: int | None = None) -> Cpu
         driver=f"numpy {np.__version__}, {blas_name()}",
         limits=Limits(memory_bytes=memory_bytes, threads=threads, l2_bytes=cache_bytes(2)),
     )
-    return CpuDevice(info)
+    return CpuDevice(tuning_store.tuned(info))
 
 
 class CpuDevice(Device):

@@ -14,11 +14,26 @@ class DeviceUnavailable(RuntimeError):  # noqa: N818 - a public name fixed by th
     """The device asked for cannot be had; the message says what to install or choose."""
 
 
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+    """The variant of a kernel that was quickest for problems of one kind, field by field as the kernel names them."""
+
+    kernel: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    variant: tuple[tuple[str, int | bool], ...]
+
+    @property
+    def kind(self) -> tuple[str, str, int, bool]:
+        """What it holds for: kernel, dtype, head_dim and causal."""
+        return self.kernel, self.dtype, self.head_dim, self.causal
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a kernel may use on a device. Sizes are bytes; a GPU field is 0 on the CPU.
 
     ``subgroup_size`` is 0 where subgroup operations cannot be used. ``memory_bytes`` is what one kernel may hold,
-    Q, K, V and output included.
+    Q, K, V and output included. ``tuned`` holds the variants that were measured to be the quickest here.
     """
 
     memory_bytes: int
@@ -33,6 +48,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     f16: bool = False
     timestamps: bool = False
     software: bool = False
+    tuned: tuple[Tuned, ...] = ()
+
+    def variant_for(self, kernel: str, dtype: str, head_dim: int, causal: bool) -> dict[str, int | bool] | None:
+        """Return the fields of the variant tuned for such problems, None where there is none."""
+        kind = (kernel, dtype, head_dim, causal)
+        return next((dict(tuned.variant) for tuned in self.tuned if tuned.kind == kind), None)
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +70,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     limits: Limits
     features: tuple[str, ...] = ()
+    notice: str = ""  # what whoever opens it should hear
 
 
 class Device:

@@ -105,6 +105,7 @@ class _Session:
         self._turns_done = 0
         self._note = ""  # what the input of the case under way has to say
         self._cancelled = False
+        self._notices: set[str] = set()  # of devices, that have been told
 
     def run(self) -> str:
         """Run all cases; return ``done`` or ``cancelled``."""
@@ -176,9 +177,17 @@ class _Session:
         except Exception as error:
             self._fail(case, turn, error)
             return
+        if turn.device is not None:
+            self._tell_notice(turn.device.info.notice)
         if reason is not None:
             row = self._row(case, turn, Status.SKIPPED, reason)
             self._end(turn, KernelSkipped(case, turn.name, reason, row))
+
+    def _tell_notice(self, notice: str) -> None:
+        """Pass on, once, what a device has to say."""
+        if notice and notice not in self._notices:
+            self._notices.add(notice)
+            self._emit(WarningEvent(notice))
 
     def _first_run(self, case: Case, turn: Turn, given: Inputs, expected: Expected) -> None:
         """See a kernel through its first run; a wrong one is over then."""

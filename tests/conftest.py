@@ -18,6 +18,7 @@ settings.register_profile(
 settings.load_profile("flashscope")
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+os.environ["FLASHSCOPE_TUNING"] = str(Path(tempfile.gettempdir()) / "flashscope-tests-have-no-tuning.json")
 if not os.environ.get("XDG_RUNTIME_DIR"):  # Mesa prints error lines without one
     os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="flashscope-")
     atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)

@@ -101,6 +101,13 @@ class Kernel(ABC):
         """Return the device as this kernel's rows name it; one that runs through a library of its own names that."""
         return device
 
+    def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
+        """Return the variants worth measuring: what is chosen untuned, then the likely; none where there is no choice.
+
+        A kernel that has some looks in ``limits.tuned`` for the fields of the one to take. Pure.
+        """
+        return []
+
     @abstractmethod
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None when the problem can run within these limits, else the reason in one sentence. Pure."""

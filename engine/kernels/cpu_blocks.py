@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,7 +17,7 @@ from engine.devices import Limits
 from engine.kernels.base import Array
 from engine.problem import AttentionProblem
 
-_KEYS = 512  # keys of a tile
+_TRIED_ROWS, _TRIED_KEYS, _TRIED_EDGES = (128, 256, 512, 1024), (256, 512, 1024), (64, 128, 256)
 _MIN_ROWS, _MAX_ROWS = 64, 1024  # query rows of a block
 _ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
 _ENOUGH_FLOPS = 20_000_000  # of a block, some 300 µs of work, to be worth a block of its own
@@ -22,23 +25,45 @@ _ENOUGH_FLOPS = 20_000_000  # of a block, some 300 µs of work, to be worth a bl
 KeyNumbers = NDArray[np.intp]
 
 
+_Size = Annotated[int, msgspec.Meta(ge=16, le=2048)]
+
+
 class BlockSizes(msgspec.Struct, frozen=True):
     """What can be tuned: the most query rows of a block, the keys of a tile, those of a tile that not all rows see."""
 
-    rows: int
-    keys: int
-    edge_keys: int
+    rows: _Size
+    keys: _Size
+    edge_keys: _Size
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.keys}, {self.edge_keys} on edges"
 
     @classmethod
-    def default(cls, limits: Limits, edge_keys: int, l2_times: int) -> BlockSizes:
+    def default(cls, limits: Limits, *, keys: int, edge_keys: int, l2_times: int) -> BlockSizes:
         """Return sizes for which the scores of a block and a tile are at most so many times L2."""
         rows = _MAX_ROWS
-        while rows > _MIN_ROWS and rows * _KEYS * 4 > l2_times * limits.l2_bytes:
+        while rows > _MIN_ROWS and rows * keys * 4 > l2_times * limits.l2_bytes:
             rows //= 2
-        return cls(rows, _KEYS, edge_keys)
+        return cls(rows, keys, edge_keys)
+
+    def or_tuned(self, kernel: str, problem: AttentionProblem, limits: Limits) -> BlockSizes:
+        """Return the sizes tuned for such problems where there are any that make sense, else these."""
+        found = limits.variant_for(kernel, problem.dtype, problem.head_dim, problem.causal)
+        with contextlib.suppress(msgspec.ValidationError):
+            return self if found is None else msgspec.convert(found, BlockSizes)
+        return self
+
+    def candidates(self, problem: AttentionProblem) -> list[BlockSizes]:
+        """Return these sizes, then others that cut the problem otherwise, those with as many scores a tile first."""
+        edges = _TRIED_EDGES if problem.causal else (self.edge_keys,)
+        tried = sorted(
+            (BlockSizes(*sizes) for sizes in itertools.product(_TRIED_ROWS, _TRIED_KEYS, edges)),
+            key=lambda sizes: abs(math.log2(sizes.rows * sizes.keys / (self.rows * self.keys))),
+        )
+        cuts: dict[Blocks, BlockSizes] = {}
+        for sizes in (self, *tried):
+            cuts.setdefault(Blocks.of(problem, sizes), sizes)
+        return list(cuts.values())
 
 
 @dataclass(frozen=True)

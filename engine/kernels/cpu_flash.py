@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,7 +51,7 @@ from engine.kernels.cpu_common import (
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
-_EDGE_KEYS = 128
+_KEYS, _EDGE_KEYS = 512, 256
 _L2_TIMES = 4
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
@@ -64,6 +65,10 @@ class CpuFlash(Kernel):
     summary = "NumPy, blocked, online softmax"
     device_kind = "cpu"
     naive = "cpu-naive"
+
+    def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
+        """Return the block sizes worth measuring, those for this L2 first."""
+        return [*_default(limits).candidates(problem)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: not float32, or more memory than the limit."""
@@ -307,8 +312,12 @@ class _OnlineSoftmax:
         self._careful = self._exceeded or bool(self._fresh.any())
 
 
+def _default(limits: Limits) -> BlockSizes:
+    return BlockSizes.default(limits, keys=_KEYS, edge_keys=_EDGE_KEYS, l2_times=_L2_TIMES)
+
+
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
-    sizes = BlockSizes.default(limits, _EDGE_KEYS, _L2_TIMES)
+    sizes = _default(limits).or_tuned(CpuFlash.name, problem, limits)
     return Blocks.of(problem, sizes).joined(problem, sizes)
 
 

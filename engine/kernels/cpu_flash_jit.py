@@ -16,6 +16,7 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from engine.blas import blas_name, sgemm
@@ -28,7 +29,7 @@ from engine.kernels.cpu_common import float32_cap, float32_scale, run_timed, uns
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
-_EDGE_KEYS = 128
+_KEYS, _EDGE_KEYS = 1024, 128
 _L2_TIMES = 2
 _ITEM_FLOPS = 4e6  # of a work item, where blocks are shorter: some 60 µs, a dozen times what handing it out costs
 _SCORES_AT_ONCE = 1 << 22  # computed between two looks at should_stop: some 20 ms
@@ -53,6 +54,10 @@ class CpuFlashJit(Kernel):
         """Return the CPU with Numba in NumPy's place."""
         assert isinstance(device, CpuDevice)
         return device.called("numba", f"numba {metadata.version('numba')}, {blas_name()}")
+
+    def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
+        """Return the block sizes worth measuring, those for this L2 first."""
+        return [*_default(limits).candidates(problem)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: not float32, or more memory than the limit."""
@@ -127,8 +132,12 @@ class _PreparedJit(Prepared):
             self._attend(self._blas, self._tensors, self._cut, self._rule, work, stop, _SCORES_AT_ONCE)
 
 
+def _default(limits: Limits) -> BlockSizes:
+    return BlockSizes.default(limits, keys=_KEYS, edge_keys=_EDGE_KEYS, l2_times=_L2_TIMES)
+
+
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
-    return Blocks.of(problem, BlockSizes.default(limits, _EDGE_KEYS, _L2_TIMES))
+    return Blocks.of(problem, _default(limits).or_tuned(CpuFlashJit.name, problem, limits))
 
 
 def _blocks_of_item(problem: AttentionProblem, blocks: Blocks) -> int:

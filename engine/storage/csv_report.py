@@ -22,12 +22,12 @@ _NUMBER = re.compile(r"[+-](\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
     """Write the report to ``path``, replacing it whole. Raises OSError, and the old file stays as it was."""
-    _write(path, COLUMNS, ([getattr(row, column) for column in COLUMNS] for row in rows))
+    write_table(path, COLUMNS, ([getattr(row, column) for column in COLUMNS] for row in rows))
 
 
 def write_samples(path: str | os.PathLike[str], run_id: str, series: Iterable[SampleSeries]) -> None:
     """Write every raw sample to ``path``, replacing it whole; ``case`` is the case's index. Raises OSError."""
-    _write(
+    write_table(
         path,
         SAMPLE_COLUMNS,
         (
@@ -55,7 +55,8 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_table(path: str | os.PathLike[str], header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write any table the way the reports are written, replacing ``path`` whole. Raises OSError."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(header)

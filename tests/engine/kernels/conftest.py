@@ -77,6 +77,11 @@ def cpu_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Co
     return Contestant(get_kernel(request.param), devices["cpu"])
 
 
+@pytest.fixture(params=[name for name in EXACT if name.startswith("cpu-flash")])
+def flash_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
+    return Contestant(get_kernel(request.param), devices["cpu"])
+
+
 @pytest.fixture(params=[name for name in EXACT if name.startswith("gpu")])
 def gpu_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
     return Contestant(get_kernel(request.param), devices["gpu"])

@@ -6,12 +6,13 @@ import threading
 import tracemalloc
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from engine.blas import blas_threads, hold_blas
 from engine.cpu import CpuDevice, open_cpu
-from engine.devices import Limits
+from engine.devices import Limits, Tuned
 from engine.inputs import Inputs, seeded
 from engine.kernels import cpu_flash
 from engine.kernels.registry import get_kernel
@@ -68,21 +69,24 @@ def test_memory_is_what_was_predicted(name: str, options: dict[str, Any]) -> Non
     assert abs(held - predicted) <= max(0.05 * predicted, 256 << 10), (held, predicted)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "flash" in name])
 @pytest.mark.parametrize(
     ("seq", "heads", "head_dim", "most"),
-    [(16_384, 1, 64, 16 * MIB), (16_384, 1, 256, 16 * MIB), (65_536, 8, 16, 32 * MIB)],
+    [(16_384, 1, 64, 16 * MIB), (16_384, 1, 256, 16 * MIB), (65_536, 8, 16, 32 * MIB), (65_536, 8, 64, 32 * MIB)],
 )
-def test_scratch_of_flash_does_not_grow_with_the_sequence(seq: int, heads: int, head_dim: int, most: int) -> None:
+def test_scratch_of_flash_does_not_grow_with_the_sequence(
+    name: str, seq: int, heads: int, head_dim: int, most: int
+) -> None:
     """The largest L2 there is must not matter either; the run is stopped when every buffer has been in use."""
     problem = AttentionProblem(heads=heads, seq_q=seq, head_dim=head_dim, causal=True)
     with open_cpu(threads=2) as device:
         device.limits = Limits(memory_bytes=1 << 40, threads=2, l2_bytes=64 * MIB)
-        scratch = get_kernel("cpu-flash").predict(problem, device.limits) - problem.tensor_bytes
-        held = traced_peak("cpu-flash", problem, device, stop_after=heads + 8) - problem.tensor_bytes
+        scratch = get_kernel(name).predict(problem, device.limits) - problem.tensor_bytes
+        held = traced_peak(name, problem, device, stop_after=heads + 8) - problem.tensor_bytes
     assert scratch < most
     assert held < most
     longer = AttentionProblem(heads=heads, seq_q=4 * seq, head_dim=head_dim, causal=True)
-    assert scratch == get_kernel("cpu-flash").predict(longer, device.limits) - longer.tensor_bytes
+    assert scratch == get_kernel(name).predict(longer, device.limits) - longer.tensor_bytes
 
 
 def test_naive_holds_all_score_matrices_at_once() -> None:
@@ -222,6 +226,59 @@ def test_a_maximum_that_rises_from_tile_to_tile(cpu_kernel) -> None:
     v = seeded(problem, 1).v
     for k in (rising, rising[:, :, ::-1].copy()):
         cpu_kernel.check(problem, Inputs(np.ones(problem.q_shape, np.float32), k, v))
+
+
+def tuned_to(name: str, problem: AttentionProblem, limits: Limits, variant: msgspec.Struct) -> Limits:
+    tuned = Tuned(
+        kernel=name,
+        dtype=problem.dtype,
+        head_dim=problem.head_dim,
+        causal=problem.causal,
+        variant=tuple(msgspec.structs.asdict(variant).items()),
+    )
+    return msgspec.structs.replace(limits, tuned=(tuned,))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_candidate_is_right_and_holds_what_it_predicts(flash_kernel, causal: bool) -> None:
+    problem = AttentionProblem(heads=2, seq_q=700, head_dim=32, causal=causal)
+    inputs = seeded(problem, 4)
+    limits = flash_kernel.device.limits
+    candidates = flash_kernel.kernel.candidates(problem, limits)
+    variants = set()
+    for candidate in candidates:
+        flash_kernel.device.limits = tuned_to(flash_kernel.kernel.name, problem, limits, candidate)
+        try:
+            flash_kernel.check(problem, inputs)
+            predicted = flash_kernel.kernel.predict(problem, flash_kernel.device.limits)
+            held = traced_peak(flash_kernel.kernel.name, problem, flash_kernel.device)
+            prepared = flash_kernel.kernel.prepare(problem, inputs, flash_kernel.device)
+            variants.add((prepared.variant, predicted))
+            prepared.close()
+        finally:
+            flash_kernel.device.limits = limits
+        assert abs(held - predicted) <= max(0.05 * predicted, 256 << 10), candidate
+    assert len(candidates) > 3
+    assert len(variants) > 3
+
+
+def test_the_untuned_choice_is_the_first_candidate(flash_kernel) -> None:
+    problem = AttentionProblem(heads=8, seq_q=2048)
+    limits, name = flash_kernel.device.limits, flash_kernel.kernel.name
+    first = flash_kernel.kernel.candidates(problem, limits)[0]
+    bytes_of = [
+        flash_kernel.kernel.predict(problem, chosen) for chosen in (limits, tuned_to(name, problem, limits, first))
+    ]
+    assert bytes_of[0] == bytes_of[1]
+
+
+@pytest.mark.parametrize("fields", [{}, {"rows": 0, "keys": 512, "edge_keys": 64}, {"rows": 1 << 20}, {"tile": 3}])
+def test_tuned_sizes_that_make_no_sense_are_left_aside(flash_kernel, fields: dict[str, int]) -> None:
+    problem = AttentionProblem(heads=8, seq_q=2048)
+    limits, name = flash_kernel.device.limits, flash_kernel.kernel.name
+    tuned = Tuned(kernel=name, dtype="f32", head_dim=64, causal=False, variant=tuple(fields.items()))
+    odd = msgspec.structs.replace(limits, tuned=(tuned,))
+    assert flash_kernel.kernel.predict(problem, odd) == flash_kernel.kernel.predict(problem, limits)
 
 
 def test_every_scale_is_split_without_rounding() -> None:
