@@ -12,6 +12,7 @@ import psutil
 
 from engine.devices import AdapterType, Device, DeviceInfo, DeviceUnavailable, Limits
 from engine.gpu.probe import subgroup_size
+from engine.storage import tuning_store
 
 DEFAULT_MEMORY_BYTES = 8 << 30
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "softpipe", "microsoft basic render")
@@ -106,6 +107,9 @@ class GpuDevice(Device):
         self._base = _limits(self.raw.limits, set(self.raw.features), info.adapter_type == "software")
         if "subgroup" in self.raw.features:
             self._base = _replace(self._base, subgroup_size=subgroup_size(self.raw))
+        known = tuning_store.tuned(info)
+        self.info = _replace(info, notice=known.notice)
+        self._base = _replace(self._base, tuned=known.limits.tuned)
         self.timestamp_period_ns = self._timestamp_period()
         self.configure(DEFAULT_MEMORY_BYTES, checks=True)
 

@@ -38,7 +38,16 @@ from engine.kernels.gpu import (
     tensor_buffers,
     too_large,
 )
-from engine.kernels.gpu_flash_variant import Decode, Tiles, Variant, choose_variant, power_of_two, round_up
+from engine.kernels.gpu_flash_variant import (
+    NAME,
+    Decode,
+    Tiles,
+    Variant,
+    candidates,
+    choose_variant,
+    power_of_two,
+    round_up,
+)
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
 
@@ -52,7 +61,7 @@ _LOG2_E = float(np.log2(np.e))
 class GpuFlash(Kernel):
     """Flash attention in WGSL."""
 
-    name = "gpu-flash"
+    name = NAME
     summary = "WGSL, tiled, online softmax: no score matrix in memory"
     device_kind = "gpu"
     naive = "gpu-naive"
@@ -69,11 +78,9 @@ class GpuFlash(Kernel):
                 return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
         return common_reason(self.name, problem, limits, self.predict(problem, limits))
 
-    def predict(
-        self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False, variant: Variant | None = None
-    ) -> int:
-        """Return the bytes of all its buffers, with the variant chosen for the problem or a given one."""
-        variant = variant or choose_variant(problem, limits)
+    def predict(self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False) -> int:
+        """Return the bytes of all its buffers."""
+        variant = choose_variant(problem, limits)
         if variant is None:
             return 0
         return (
@@ -81,17 +88,15 @@ class GpuFlash(Kernel):
             + sum(_scratch(problem, variant).values()) + _uniform_bytes(problem, variant)
         )  # fmt: skip
 
+    def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
+        """Return the variants worth measuring, what is chosen untuned first. Pure."""
+        return list(candidates(problem, limits))
+
     def prepare(
-        self,
-        problem: AttentionProblem,
-        inputs: Inputs,
-        device: GpuDevice,
-        *,
-        want_lse: bool = False,
-        variant: Variant | None = None,
+        self, problem: AttentionProblem, inputs: Inputs, device: GpuDevice, *, want_lse: bool = False
     ) -> Prepared:
-        """Compile the passes, of the variant chosen for the problem or a given one, and upload the inputs."""
-        variant = variant or choose_variant(problem, device.limits)
+        """Compile the passes and upload the inputs."""
+        variant = choose_variant(problem, device.limits)
         if variant is None:
             raise ValueError(self.supports(problem, device.limits))
         prepared = GpuPrepared(problem, device, want_lse)

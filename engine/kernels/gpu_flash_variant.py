@@ -8,9 +8,11 @@ from engine.devices import Limits
 from engine.gpu.probe import MIN_LANES
 from engine.problem import AttentionProblem
 
-_THREADS = 32  # of a workgroup of tiles, at most
+NAME = "gpu-flash"
+_REGISTERS = 208  # of a thread: GPUs give up to 255, and addresses and loads under way need some
 _FULL = 2048  # workgroups that fill a large GPU: with fewer, the keys are split among more
 _FULL_DECODE = 512  # the same for decoding, whose workgroups are larger and each leave something to combine
+_FEW_KEYS = 32  # a tile of more would be mostly padding
 _DECODE_QUERIES = 16  # up to so many queries, reading K and V once is what counts
 _DECODE_KEYS = 128  # from so many keys on; also the fewest of a split
 _SPLIT_TILES = 4  # the fewest key tiles of a split
@@ -102,7 +104,7 @@ def choose_variant(problem: AttentionProblem, limits: Limits) -> Variant | None:
         decode = _decode(problem, limits)
         if decode.workgroup_bytes <= limits.workgroup_bytes:
             return decode
-    return _tiles(problem, limits)
+    return _tuned(problem, limits) or _tiles(problem, limits)
 
 
 def _decode(problem: AttentionProblem, limits: Limits) -> Decode:
@@ -128,48 +130,52 @@ def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
     """Return a variant of tiles.
 
     On software adapters a compile costs seconds when unrolled, so head_dim goes by power-of-two buckets and loops are
-    unrolled by 4 only. A GPU gets a shader of its own for each head_dim, and one subgroup of 32 threads a workgroup
-    with as many lanes a row as the output has vec4: small blocks and few registers were fastest on an NVIDIA H200.
+    unrolled by 4 only; 4×8 blocks and 64 threads were fastest on llvmpipe. A GPU gets a shader of its own for each
+    head_dim, and one subgroup of 32 threads a workgroup with as many lanes a row as the output has vec4: small blocks
+    and few registers were fastest on an NVIDIA H200.
     """
     if limits.software:
         lanes, unroll, value_unroll = 8, 4, 1
+        threads = min(64, 2 * max(4, power_of_two(problem.seq_q)))  # half as many rows
+        col_groups = 1 if problem.seq_k <= _FEW_KEYS else 2
         depth = max(32, power_of_two(problem.head_dim))
     else:
         widest = limits.subgroup_size if limits.subgroup_size >= MIN_LANES else 32
-        lanes = min(max(8, power_of_two(-(-problem.head_dim_v // 4))), 32, widest)
+        columns = power_of_two(-(-problem.head_dim_v // 4))
+        lanes = MIN_LANES if problem.seq_k <= _FEW_KEYS else min(max(MIN_LANES, columns), 32, widest)
+        threads, col_groups = 32, 1
         depth = round_up(problem.head_dim, 4)
         unroll = next(u for u in (32, 16, 8, 4) if depth % u == 0)
         value_unroll = max(8, lanes // 2)
     value_groups = -(-problem.head_dim_v // (4 * lanes))
-    for rows in (16, 8, 4):
+    for rows in (32, 16, 8, 4):
         variant = Tiles(
             rows=rows,
             lanes=lanes,
             row_groups=1,
-            col_groups=1,
+            col_groups=col_groups,
             depth=depth,
             unroll=unroll,
             value_groups=power_of_two(value_groups) if limits.software else value_groups,
             value_unroll=value_unroll,
             subgroups=limits.subgroup_size >= lanes,
         )
-        if variant.threads <= _THREADS and variant.workgroup_bytes <= limits.workgroup_bytes:
+        if variant.threads <= threads and variant.workgroup_bytes <= limits.workgroup_bytes:
             return msgspec.structs.replace(variant, splits=_tile_splits(problem, limits, variant))
     return None
 
 
 def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
-    """Return the variants of tiles worth timing on this device, cheapest to compile first. Pure.
+    """Return the variants of tiles worth timing here: the untuned choice, then the cheapest to compile first. Pure.
 
     Rows, lanes (and so keys a tile), the block of a thread and unrolling vary within the device's limits; pruned are
-    forms with over 1.7 times the columns the output has, over 160 registers a thread by count of the values it holds,
-    or more workgroup memory than the device gives. The default is always among them. Empty where decoding is chosen,
-    which leaves nothing to tune.
+    forms with over 1.7 times the columns the output has, too many registers a thread by count of the values it holds,
+    or more workgroup memory than the device gives. Empty where decoding is chosen, which leaves nothing to tune.
     """
-    default = choose_variant(problem, limits)
-    if not isinstance(default, Tiles):
+    default = _tiles(problem, limits)
+    if default is None or not isinstance(choose_variant(problem, limits), Tiles):
         return []
-    found = {default}
+    found = set()
     exact = round_up(problem.head_dim, 4)
     unrolls = [4] if limits.software else [u for u in (8, 16, 32, 64) if exact % u == 0] or [4]
     for lanes in (8, 16, 32):
@@ -198,15 +204,15 @@ def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
                         if _plausible(variant, limits):
                             splits = _tile_splits(problem, limits, variant)
                             found.add(msgspec.structs.replace(variant, splits=splits))
-    return sorted(found, key=lambda variant: (_statements(variant), str(variant)))
+    return [default, *sorted(found - {default}, key=lambda variant: (_statements(variant), str(variant)))]
 
 
 def _plausible(variant: Tiles, limits: Limits) -> bool:
     scores = 16 * variant.row_groups * variant.col_groups
     sums = 2 * 16 * variant.row_groups * variant.value_groups
     return (
-        variant.rows >= 4 * variant.row_groups
-        and scores + sums + 40 <= 160
+        4 * variant.row_groups <= variant.rows <= 512
+        and scores + sums + 40 <= _REGISTERS
         and variant.threads <= limits.workgroup_threads
         and variant.workgroup_bytes <= limits.workgroup_bytes
     )
@@ -216,6 +222,27 @@ def _statements(variant: Tiles) -> int:
     """Return how many multiply-adds the shader spells out: what its compile time goes by."""
     scores = variant.unroll * variant.row_groups * variant.col_groups
     return 16 * (scores + 4 * variant.value_unroll * variant.row_groups * variant.col_groups * variant.value_groups)
+
+
+def _tuned(problem: AttentionProblem, limits: Limits) -> Tiles | None:
+    """Return the variant tuned for such problems, None where there is none or what is stored makes no sense here."""
+    found = limits.variant_for(NAME, problem.dtype, problem.head_dim, problem.causal)
+    try:
+        variant = msgspec.convert(found, Tiles)
+    except msgspec.ValidationError:
+        return None
+    sound = (
+        min(variant.lanes, variant.row_groups, variant.col_groups, variant.unroll, variant.value_unroll) >= 1
+        and variant.depth >= variant.depth_stored(problem.head_dim)
+        and variant.depth % variant.unroll == 0
+        and variant.lanes % variant.value_unroll == 0
+        and variant.rows % (4 * variant.row_groups) == 0
+        and 4 * variant.value_stride >= problem.head_dim_v
+        and (not variant.subgroups or variant.lanes <= limits.subgroup_size)
+    )
+    if not sound or not _plausible(variant, limits):
+        return None
+    return msgspec.structs.replace(variant, splits=_tile_splits(problem, limits, variant))
 
 
 def _tile_splits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:

@@ -1,12 +1,15 @@
 """The variants that tuning found quickest on this machine: one JSON file in the user's cache, read with suspicion.
 
-An entry holds for one device with one driver and one version of FlashScope; with any other, what it says is no longer
-known to be true, and it is left aside. ``FLASHSCOPE_TUNING`` names another file.
+An entry holds for one device with one driver and one version of FlashScope, on a GPU of its shaders too; with any
+other, what it says is no longer known to be true, and it is left aside. ``FLASHSCOPE_TUNING`` names another file.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +49,7 @@ def tuned(info: DeviceInfo) -> DeviceInfo:
         entries = _read()
     except ValueError as error:
         return msgspec.structs.replace(info, notice=f"{error}; it is ignored, and `flashscope tune` writes it anew")
-    found = tuple(entry.tuned for entry in entries if _at(entry) == (info.name, info.driver, engine.__version__))
+    found = tuple(entry.tuned for entry in entries if _at(entry) == (info.name, info.driver, _version(info)))
     return msgspec.structs.replace(info, limits=msgspec.structs.replace(info.limits, tuned=found))
 
 
@@ -56,11 +59,26 @@ def store(info: DeviceInfo, new: Tuned) -> None:
         entries = _read()
     except ValueError:
         entries = ()
-    entry = _Entry(device=info.name, driver=info.driver, version=engine.__version__, tuned=new)
+    entry = _Entry(device=info.name, driver=info.driver, version=_version(info), tuned=new)
     others = [old for old in entries if (_at(old), old.tuned.kind) != (_at(entry), new.kind)]
     content = _File(entries=(*others[1 - _MOST_ENTRIES :], entry))
     path().parent.mkdir(parents=True, exist_ok=True)
     replace_file(path(), msgspec.json.format(msgspec.json.encode(content), indent=1))
+
+
+def _version(info: DeviceInfo) -> str:
+    """Return what an entry holds for: this version, and on a GPU these shaders, whose forms were timed."""
+    return engine.__version__ if info.adapter_type == "cpu" else f"{engine.__version__}, shaders {_shaders()}"
+
+
+@functools.cache
+def _shaders() -> str:
+    """Return a digest of all shader sources."""
+    digest = hashlib.sha256()
+    for file in sorted(files("shaders").iterdir(), key=lambda file: file.name):
+        if file.name.endswith((".wgsl", ".j2")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _at(entry: _Entry) -> tuple[str, str, str]:

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.devices import Limits
+from engine.devices import Limits, Tuned
 from engine.gpu.device import GpuDevice, open_gpu
 from engine.inputs import Inputs, seeded
 from engine.kernels.gpu_flash import GpuFlash
-from engine.kernels.gpu_flash_variant import Decode, Tiles, Variant, candidates, choose_variant
+from engine.kernels.gpu_flash_variant import Decode, Tiles, candidates, choose_variant
 from engine.measure.verify import expect, verify
 from engine.problem import AttentionProblem
 from engine.reference import reference
@@ -22,11 +22,9 @@ def limits(**changes: object) -> Limits:
     return msgspec.structs.replace(open_gpu().limits, **changes)
 
 
-def check(
-    problem: AttentionProblem, inputs: Inputs, device: GpuDevice, variant: Variant | None = None
-) -> None:
+def check(problem: AttentionProblem, inputs: Inputs, device: GpuDevice) -> None:
     """Output, log-sum-exp and ledger must be the reference's and the prediction's."""
-    prepared = GpuFlash().prepare(problem, inputs, device, want_lse=True, variant=variant)
+    prepared = GpuFlash().prepare(problem, inputs, device, want_lse=True)
     try:
         prepared.poison()
         prepared.run()
@@ -37,7 +35,7 @@ def check(
     verdict = verify(expect(problem, inputs), got.output)
     assert verdict.verified, verdict
     assert memory is not None
-    assert memory.peak_bytes == GpuFlash().predict(problem, device.limits, want_lse=True, variant=variant)
+    assert memory.peak_bytes == GpuFlash().predict(problem, device.limits, want_lse=True)
     assert memory.scratch_bytes == memory.peak_bytes - problem.tensor_bytes
     _, lse, _ = reference(problem, inputs)
     assert got.lse is not None
@@ -67,9 +65,9 @@ def test_every_head_dim_finds_a_variant_within_the_workgroup_memory(
 
 
 def test_the_count_of_workgroup_memory_is_what_the_shader_declares() -> None:
-    variant = choose_variant(AttentionProblem(seq_q=8, head_dim=64), limits(subgroup_size=0, software=True))
+    variant = choose_variant(AttentionProblem(seq_q=64, head_dim=64), limits(subgroup_size=0, software=True))
     assert isinstance(variant, Tiles)
-    query, weights, partial = 64 * 16 * 4, 32 * 16 * 4, 32 * 16
+    query, weights, partial = 64 * 32 * 4, 64 * 32 * 4, 64 * 16
     assert variant.workgroup_bytes == query + weights + partial
 
 
@@ -117,20 +115,49 @@ def test_candidates_fit_the_device_and_come_cheapest_first(subgroup_size: int, h
     device = limits(workgroup_bytes=32 * KIB, subgroup_size=subgroup_size, software=software)
     problem = AttentionProblem(heads=4, seq_q=1024, head_dim=head_dim)
     found = candidates(problem, device)
-    assert found
+    assert found[0] == choose_variant(problem, device)
     assert len(set(map(str, found))) == len(found)
+    assert len(found) > 1 or head_dim == 256  # whose sums leave a thread no choice where 8 lanes share a row
     for variant in found:
         assert variant.workgroup_bytes <= device.workgroup_bytes
         assert variant.threads <= device.workgroup_threads
         assert 4 * variant.value_stride >= head_dim
         assert not variant.subgroups or variant.lanes <= subgroup_size
-        assert GpuFlash().predict(problem, device, variant=variant) >= problem.tensor_bytes
-    assert found[0].unroll * found[0].row_groups * found[0].col_groups <= found[-1].unroll * found[-1].row_groups
+        assert choose_variant(problem, msgspec.structs.replace(device, tuned=(tuned(problem, variant),))) == variant
+    others = [variant.unroll * variant.row_groups * variant.col_groups for variant in found[1:]]
+    assert others == [] or others[0] <= others[-1]
+
+
+def tuned(problem: AttentionProblem, variant: Tiles, **changes: int | bool) -> Tuned:
+    """The variant as the tuning store holds it, with some fields changed."""
+    fields = msgspec.structs.asdict(variant) | changes
+    return Tuned(
+        kernel="gpu-flash",
+        dtype=problem.dtype,
+        head_dim=problem.head_dim,
+        causal=problem.causal,
+        variant=tuple(fields.items()),
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"depth": 8}, {"unroll": 0}, {"lanes": 64}, {"rows": 6}, {"rows": 1 << 20}, {"value_groups": 1}, {"x": 1}],
+    ids=str,
+)
+def test_a_stored_variant_that_makes_no_sense_here_is_left_aside(changes: dict[str, int]) -> None:
+    problem = AttentionProblem(heads=4, seq_q=1024, head_dim=64)
+    default = choose_variant(problem, limits())
+    assert isinstance(default, Tiles)
+    broken = tuned(problem, default, **changes)
+    if changes == {"x": 1}:
+        broken = msgspec.structs.replace(broken, variant=(("x", 1),))
+    assert choose_variant(problem, limits(tuned=(broken,))) == default
 
 
 @pytest.mark.parametrize("lanes", [8, 16, 32])
 @pytest.mark.parametrize("block", [(1, 1), (2, 1), (1, 2)], ids=["4x4", "8x4", "4x8"])
-def test_every_block_is_right(lanes: int, block: tuple[int, int]) -> None:
+def test_every_block_is_right(lanes: int, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     row_groups, col_groups = block
     variant = Tiles(
         rows=64 // lanes * 4 * row_groups,
@@ -142,10 +169,15 @@ def test_every_block_is_right(lanes: int, block: tuple[int, int]) -> None:
         value_groups=2,
         value_unroll=4,
         subgroups=lanes == 8,
-        splits=2,
     )
-    problem = AttentionProblem(heads=2, seq_q=45, seq_k=300, head_dim=30, head_dim_v=8 * lanes - 3, causal=True)
-    check(problem, seeded(problem, 13), open_gpu(), variant)
+    problem = AttentionProblem(heads=2, seq_q=45, seq_k=1100, head_dim=30, head_dim_v=8 * lanes - 3, causal=True)
+    device = open_gpu()
+    monkeypatch.setattr(device, "limits", limits(software=False, tuned=(tuned(problem, variant),)))
+    chosen = choose_variant(problem, device.limits)
+    assert isinstance(chosen, Tiles)
+    assert (chosen.lanes, chosen.row_groups, chosen.col_groups) == (lanes, *block)
+    assert chosen.splits > 1 or lanes * col_groups == 64
+    check(problem, seeded(problem, 13), device)
 
 
 HALVES = [

@@ -96,3 +96,13 @@ def test_the_file_is_in_the_users_cache_unless_named(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("FLASHSCOPE_TUNING")
     assert tuning_store.path().name == "tuning.json"
     assert "flashscope" in tuning_store.path().parts[-2]
+
+
+def test_on_a_gpu_it_holds_for_these_shaders_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = msgspec.structs.replace(INFO, index=0, adapter_type="discrete", backend="vulkan")
+    tuning_store.store(gpu, FIRST)
+    tuning_store.store(INFO, FIRST)
+    assert tuning_store.tuned(gpu).limits.tuned == (FIRST,)
+    monkeypatch.setattr(tuning_store, "_shaders", lambda: "others")
+    assert tuning_store.tuned(gpu).limits.tuned == ()
+    assert tuning_store.tuned(INFO).limits.tuned == (FIRST,)
