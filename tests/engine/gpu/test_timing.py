@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from engine.devices import Limits
 from engine.gpu import timing
 from engine.gpu.device import open_gpu
 from engine.gpu.timing import Dispatch, Runner, fold
@@ -33,7 +34,7 @@ class FakeDevice:
     """As much of a device as a runner needs."""
 
     timestamp_period_ns = 0.0
-    limits = open_gpu().limits
+    limits = Limits(memory_bytes=1 << 30, workgroups_per_dimension=65_535)
 
 
 @given(
