@@ -2,7 +2,7 @@
 
 Optional: Numba is imported when a kernel is prepared, never with this module. A work item is one block of query rows
 or, where blocks are short, several in a row; a thread does it without Python, and so without waiting for the others.
-What a thread owns, for R rows and T keys (R·T scores are at most twice L2), beside some numbers for each row:
+What a thread owns, for R rows and T keys (R·T scores are at most four times L2), beside some numbers for each row:
 
     scores [R, T]     values [T, head_dim_v]     keys [T, head_dim], with a key_mask
 """
@@ -29,8 +29,8 @@ from engine.kernels.cpu_common import float32_cap, float32_scale, run_timed, uns
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
-_KEYS, _EDGE_KEYS = 1024, 128
-_L2_TIMES = 2
+_KEYS, _EDGE_KEYS = 512, 128
+_L2_TIMES = 4
 _ITEM_FLOPS = 4e6  # of a work item, where blocks are shorter: some 60 µs, a dozen times what handing it out costs
 _SCORES_AT_ONCE = 1 << 22  # computed between two looks at should_stop: some 20 ms
 
