@@ -9,6 +9,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -17,8 +18,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.events import Event, MemorySample, Progress, SampleBatch
 from engine.messages import sentence
 from engine.plan import Plan
+
+_BUNDLE_S = 0.5  # between two bundles of samples while CPU kernels are timed
+_PAUSE_S = 0.15  # after one: the window looks ten times a second then, and draws for some 40 ms
 
 Question = Literal["devices", "doctor", "free_memory"]
 
@@ -67,9 +72,50 @@ def work(connection: Connection, log: Path) -> None:
             case Run(plan):
                 from engine import session
 
-                session.run(plan, connection.send, stop.is_set)
+                session.run(plan, Paced(plan, connection.send), stop.is_set)
             case Ask(question):
                 connection.send(_answer(question))
+
+
+class Paced:
+    """Sends a run's events on; while CPU kernels are sampled, what grows comes in bundles with a pause after each.
+
+    Whoever draws a bundle takes a core for a moment. Without the pause that moment is the next sample's, every time.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        send: Callable[[Event], None],
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._send, self._now, self._sleep = send, now, sleep
+        self._on_cpu = _on_cpu(plan)
+        self._held: list[Event] = []
+        self._sent_at = now()
+
+    def __call__(self, event: Event) -> None:
+        """Send the event, or keep it for the bundle that the next Progress after half a second closes."""
+        self._held.append(event)
+        grows = self._on_cpu and isinstance(event, (SampleBatch, MemorySample, Progress))
+        if grows and not (isinstance(event, Progress) and self._now() - self._sent_at >= _BUNDLE_S):
+            return
+        held, self._held = self._held, []
+        for one in held:
+            self._send(one)
+        if grows:
+            self._sleep(_PAUSE_S)
+        self._sent_at = self._now()
+
+
+def _on_cpu(plan: Plan) -> bool:
+    """Whether a kernel of the plan is timed on the cores that drawing needs too."""
+    from engine.kernels.registry import get_kernel
+
+    with contextlib.suppress(ValueError):  # an unknown name: the session says so in its row
+        return any(get_kernel(name).device_kind == "cpu" for name in plan.kernels)
+    return False
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[Run | Ask], stop: threading.Event) -> None:
