@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,25 @@ class Inputs:
 
     ``q`` [batch, heads, seq_q, head_dim], ``k`` [batch, kv_heads, seq_k, head_dim], ``v`` [batch, kv_heads, seq_k,
     head_dim_v]; ``recorded_output`` [batch, heads, seq_q, head_dim_v] float32 where the file holds one.
+
+    Of a backward problem also ``grad_output``, shaped as the output, and, where the caller has them from the forward
+    pass, ``output`` and ``lse`` [batch, heads, seq_q]; a kernel makes that pass itself where it has not.
     """
 
     q: FloatArray
     k: FloatArray
     v: FloatArray
+    grad_output: NDArray[np.float32] | None = None
+    output: NDArray[np.float32] | None = None
+    lse: NDArray[np.float32] | None = None
     recorded_output: NDArray[np.float32] | None = None
     note: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that a kernel works from."""
+        arrays = (self.q, self.k, self.v, self.grad_output, self.output, self.lse)
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,10 @@ class Preview:
 
 
 def seeded(problem: AttentionProblem, seed: int) -> Inputs:
-    """Return standard normal Q, K and V of the problem's shapes, the same for the same seed on every machine."""
+    """Return standard normal Q, K and V of the problem's shapes, the same for the same seed on every machine.
+
+    Of a backward problem also the gradient of the output.
+    """
     rng = np.random.default_rng(seed)
     dtype = _storage(problem)
     arrays: list[FloatArray] = [
@@ -79,7 +94,13 @@ def seeded(problem: AttentionProblem, seed: int) -> Inputs:
         for shape in (problem.q_shape, problem.k_shape, problem.v_shape)
     ]
     q, k, v = arrays
-    return Inputs(q, k, v)
+    return Inputs(q, k, v, rng.standard_normal(problem.output_shape, np.float32) if problem.backward else None)
+
+
+def with_grad_output(problem: AttentionProblem, inputs: Inputs, seed: int) -> Inputs:
+    """Return the inputs of a backward problem with a seeded standard normal gradient of the output."""
+    rng = np.random.default_rng(seed)
+    return replace(inputs, grad_output=rng.standard_normal(problem.output_shape, np.float32))
 
 
 def load(path_text: str) -> Tensors:

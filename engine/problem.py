@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Dtype = Literal["f32", "f16"]
+Direction = Literal["forward", "backward"]
 MAX_HEAD_DIM = 256
 MAX_ELEMENTS = 2**40  # beyond any machine; keeps every byte count an exact, sane integer
 _FROM_OTHERS: Any = None  # the default of a field that is filled in from another one
@@ -53,6 +54,9 @@ class KeyMask(msgspec.Struct, frozen=True):
 class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
     """One attention call: ``softmax(mask(softcap(scale · Q Kᵀ))) V`` over [batch, heads, seq, head_dim] arrays.
 
+    With ``direction`` backward it is the gradient of that call: dQ, dK and dV from the gradient of the output, dO,
+    where the forward pass has been made and its output and log-sum-exp are at hand.
+
     ``kv_heads`` divides ``heads`` (grouped-query attention). With ``offset = seq_k - seq_q``, query i sees key j
     when ``j <= i + offset`` (causal) and ``j > i + offset - window`` (window, which implies causal) and
     ``key_mask[b, j]``. Left out, ``kv_heads``, ``seq_k``, ``head_dim_v`` and ``scale`` become ``heads``,
@@ -73,6 +77,7 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = _FROM_OTHERS
     key_mask: KeyMask | None = None
     dtype: Dtype = "f32"
+    direction: Direction = "forward"
 
     def __post_init__(self) -> None:
         fill = msgspec.structs.force_setattr
@@ -100,6 +105,8 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
         fill(self, "scale", 1 / math.sqrt(self.head_dim) if self.scale is None else _finite("scale", self.scale))
         if self.dtype not in get_args(Dtype):
             raise ValueError(f"dtype must be f32 or f16, got {self.dtype!r}")
+        if self.direction not in get_args(Direction):
+            raise ValueError(f"direction must be forward or backward, got {self.direction!r}")
         if self.key_mask is not None:
             mask = self.key_mask if isinstance(self.key_mask, KeyMask) else KeyMask.pack(self.key_mask)
             fill(self, "key_mask", mask)
@@ -108,6 +115,16 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
                     f"key_mask must have shape [batch, seq_k] = [{self.batch}, {self.seq_k}], "
                     f"got [{mask.batch}, {mask.seq_k}]"
                 )
+
+    @property
+    def backward(self) -> bool:
+        """Whether this is the gradient of an attention call."""
+        return self.direction == "backward"
+
+    @property
+    def forward(self) -> AttentionProblem:
+        """The attention call itself, where this is its gradient."""
+        return msgspec.structs.replace(self, direction="forward")
 
     @property
     def offset(self) -> int:
@@ -151,8 +168,18 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of Q, K, V and the output together, as stored: the least any kernel holds."""
-        return self.itemsize * sum(math.prod(s) for s in (self.q_shape, self.k_shape, self.v_shape, self.output_shape))
+        """Bytes of Q, K, V and the output together, as stored: the least any kernel holds.
+
+        Backward, of their gradients and the log-sum-exp as well.
+        """
+        shapes = (self.q_shape, self.k_shape, self.v_shape, self.output_shape)
+        nbytes = self.itemsize * sum(math.prod(shape) for shape in shapes)
+        return 2 * nbytes + self.lse_bytes if self.backward else nbytes
+
+    @property
+    def lse_bytes(self) -> int:
+        """Bytes of the log-sum-exp, one float32 a row."""
+        return 4 * self.pairs * self.seq_q
 
     @property
     def score_bytes(self) -> int:
@@ -181,18 +208,25 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
         return int((seen[:, end] - seen[:, first]).sum())
 
     def flops(self) -> int:
-        """Floating-point operations of a forward pass: two for each multiply-add over visible pairs."""
-        return 2 * self.heads * (self.head_dim + self.head_dim_v) * self.visible_pairs()
+        """Floating-point operations: two for each multiply-add over visible pairs.
+
+        Forward there are two products; backward counts as five, the scores' recomputation included.
+        """
+        return (5 if self.backward else 2) * self.heads * (self.head_dim + self.head_dim_v) * self.visible_pairs()
 
     def moved_bytes(self) -> int:
-        """Bytes that must move at least: Q, the output and, once each, K and V of the keys that some query sees."""
+        """Bytes that must move at least: Q, the output and, once each, K and V of the keys that some query sees.
+
+        Backward, their gradients and the log-sum-exp as well.
+        """
         first, end = self.key_range(np.arange(self.seq_q))
         seen = slice(int(first.min()), int(end.max()))  # without a gap, for the next query begins where this one does
         keys = self.batch * (seen.stop - seen.start)
         if self.key_mask is not None:
             keys = int(self.key_mask.unpack()[:, seen].sum())
         of_keys = keys * self.kv_heads * (self.head_dim + self.head_dim_v)
-        return self.itemsize * (math.prod(self.q_shape) + math.prod(self.output_shape) + of_keys)
+        nbytes = self.itemsize * (math.prod(self.q_shape) + math.prod(self.output_shape) + of_keys)
+        return 2 * nbytes + self.lse_bytes if self.backward else nbytes
 
 
 def _positive_int(name: str, value: Any) -> int:

@@ -54,13 +54,15 @@ def reference(
     return output, lse, largest
 
 
-def _rows(
-    problem: AttentionProblem,
-    q: NDArray[np.float64],
-    k: NDArray[np.float64],
-    v: NDArray[np.float64],
-    seen: NDArray[np.bool_],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+def softmax(
+    problem: AttentionProblem, q: NDArray[np.float64], k: NDArray[np.float64], seen: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
+    """Return what a block of rows [rows, head_dim] makes of some keys [keys, head_dim], in float64.
+
+    The result is ``(scores, weights, total, lse, largest)``: scores after scale and soft cap and weights relative to
+    the row's maximum, both [rows, keys], the weights 0 where not ``seen``; their sums ``total`` [rows], 1 for a row
+    that sees nothing; the log-sum-exp [rows]; and the largest ``|scale| · Σ|q_d · k_d|`` that is seen and finite.
+    """
     sizes = np.where(seen, abs(problem.scale) * (np.abs(q) @ np.abs(k).T), 0)
     scores = problem.scale * (q @ k.T)
     if problem.softcap is not None:
@@ -69,9 +71,30 @@ def _rows(
     top = np.where(any_seen, np.where(seen, scores, -np.inf).max(axis=1), 0)
     weights = np.where(seen, np.exp(scores - top[:, None]), 0)
     total = np.where(any_seen, weights.sum(axis=1), 1)
-    finite_keys = np.asarray(np.isfinite(v).all(axis=1))
-    output = weights @ np.where(finite_keys[:, None], v, 0)
-    for j in np.flatnonzero(~finite_keys):  # 0 · NaN is NaN: only the rows that see such a key may meet it
-        output[seen[:, j]] += weights[seen[:, j], j, None] * v[j]
     lse = np.where(any_seen, top + np.log(total), -np.inf)
-    return output / total[:, None], lse, float(sizes.max(initial=0, where=np.isfinite(sizes)))
+    return scores, weights, total, lse, float(sizes.max(initial=0, where=np.isfinite(sizes)))
+
+
+def _rows(
+    problem: AttentionProblem,
+    q: NDArray[np.float64],
+    k: NDArray[np.float64],
+    v: NDArray[np.float64],
+    seen: NDArray[np.bool_],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    _, weights, total, lse, largest = softmax(problem, q, k, seen)
+    return product(weights, v, seen) / total[:, None], lse, largest
+
+
+def product(
+    weights: NDArray[np.float64], values: NDArray[np.float64], seen: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return ``weights`` [rows, keys] times ``values`` [keys, n]; what is not finite is met only where it is ``seen``.
+
+    0 · NaN is NaN, so a row must not even meet with weight 0 what it does not see.
+    """
+    finite = np.asarray(np.isfinite(values).all(axis=1))
+    sums: NDArray[np.float64] = weights @ np.where(finite[:, None], values, 0)
+    for j in np.flatnonzero(~finite):
+        sums[seen[:, j]] += weights[seen[:, j], j, None] * values[j]
+    return sums

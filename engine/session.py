@@ -33,8 +33,9 @@ from engine.measure import environment, memory, sampler
 from engine.measure.peaks import Peaks
 from engine.measure.rows import Occasion, row_of, with_speedup
 from engine.measure.sampler import Rule, Runner
-from engine.measure.turn import Turn
-from engine.measure.verify import Expected, expect
+from engine.measure.turn import Judge, Turn
+from engine.measure.verify import expect
+from engine.measure.verify_backward import expect_gradients
 from engine.messages import sentence
 from engine.opened import OpenedDevices
 from engine.plan import Case, Plan
@@ -145,7 +146,8 @@ class _Session:
             return
         try:
             given = _inputs(case, self._plan.seed)
-            expected = expect(case.problem, given, self._plan.seed, self._should_stop)
+            judged = expect_gradients if case.problem.backward else expect
+            judge = judged(case.problem, given, self._plan.seed, self._should_stop)
         except Cancelled:
             raise
         except Exception as error:
@@ -153,11 +155,11 @@ class _Session:
                 self._fail(case, turn, error)
             return
         self._note = given.note
-        if not expected.finite_input:
+        if not judge.finite_input:
             self._emit(WarningEvent(f"the input {case.input} holds NaN or infinity; rows that see it are not finite"))
         for turn in self._open_turns():
             self._check_stop()
-            self._first_run(case, turn, given, expected)
+            self._first_run(case, turn, given, judge)
         self._race(case)
 
     def _admit(self, case: Case, turn: Turn) -> None:
@@ -189,11 +191,11 @@ class _Session:
             self._notices.add(notice)
             self._emit(WarningEvent(notice))
 
-    def _first_run(self, case: Case, turn: Turn, given: Inputs, expected: Expected) -> None:
+    def _first_run(self, case: Case, turn: Turn, given: Inputs, judge: Judge) -> None:
         """See a kernel through its first run; a wrong one is over then."""
         self._emit(LogLine("info", f"preparing {turn.name}"))
         try:
-            turn.first_run(case.problem, given, expected, self._plan.seconds, self._should_stop)
+            turn.first_run(case.problem, given, judge, self._plan.seconds, self._should_stop)
         except Cancelled:
             raise
         except Exception as error:
@@ -316,4 +318,5 @@ def _inputs(case: Case, seed: int) -> Inputs:
     """Return the tensors of a case. Raises ValueError where its file cannot be read or does not fit the problem."""
     if not case.from_file:
         return inputs.seeded(case.problem, seed)
-    return inputs.as_inputs(inputs.load(case.input), case.problem)
+    given = inputs.as_inputs(inputs.load(case.input), case.problem)
+    return inputs.with_grad_output(case.problem, given, seed) if case.problem.backward else given

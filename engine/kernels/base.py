@@ -21,6 +21,7 @@ __all__ = [
     "Array",
     "Cancelled",
     "Device",
+    "Gradients",
     "Kernel",
     "MemoryUse",
     "Outputs",
@@ -41,8 +42,19 @@ class Outputs(msgspec.Struct, frozen=True):
     lse: Array | None = None
 
 
+class Gradients(msgspec.Struct, frozen=True):
+    """What a backward run left behind, float32: each gradient has the shape of what it is of, as in AttentionProblem.
+
+    The gradients of K and V are summed over the query heads of a group.
+    """
+
+    dq: Array
+    dk: Array
+    dv: Array
+
+
 class MemoryUse(msgspec.Struct, frozen=True):
-    """Bytes counted: ``scratch_bytes`` beyond Q, K, V and output; ``peak_bytes`` all of it together."""
+    """Bytes counted: ``scratch_bytes`` beyond the problem's tensors; ``peak_bytes`` all of it together."""
 
     scratch_bytes: int
     peak_bytes: int
@@ -63,11 +75,15 @@ class Prepared(ABC):
 
     @abstractmethod
     def poison(self) -> None:
-        """Fill the output (and lse) with NaN, so that what the next run leaves unwritten is found out."""
+        """Fill the result with NaN, so that what the next run leaves unwritten is found out."""
 
-    @abstractmethod
     def outputs(self) -> Outputs:
-        """Read the last run's result back."""
+        """Read the last run's result back; only of a forward problem."""
+        raise TypeError(f"{type(self).__name__} gives gradients")
+
+    def gradients(self) -> Gradients:
+        """Read the last run's result back; only of a backward problem."""
+        raise TypeError(f"{type(self).__name__} gives no gradients")
 
     def memory(self) -> MemoryUse | None:
         """Return the exact ledger of what this kernel holds; None where only tracing can tell (CPU kernels)."""
@@ -114,8 +130,11 @@ class Kernel(ABC):
 
     @abstractmethod
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
-        """Return the bytes the kernel will hold at its peak: Q, K, V, output and scratch. Pure."""
+        """Return the bytes the kernel will hold at its peak: the problem's tensors and scratch. Pure."""
 
     @abstractmethod
     def prepare(self, problem: AttentionProblem, inputs: Inputs, device: Any, *, want_lse: bool = False) -> Prepared:
-        """Make the kernel ready. ``device`` is the opened device of the kernel's ``device_kind``."""
+        """Make the kernel ready. ``device`` is the opened device of the kernel's ``device_kind``.
+
+        Of a backward problem this includes the forward pass where ``inputs`` does not hold its results.
+        """

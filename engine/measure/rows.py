@@ -19,8 +19,8 @@ WIDE_SPREAD = 0.10
 DRIFT = 0.03
 _SOUND_SHARE = 0.9  # of the samples must have a usable GPU time, for a median over fewer is another population's
 
-_SHAPE = ("dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "head_dim_v", "causal", "window",
-          "softcap", "scale")  # fmt: skip
+_SHAPE = ("direction", "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "head_dim_v", "causal",
+          "window", "softcap", "scale")  # fmt: skip
 _JUDGED = ("verified", "max_abs_err", "max_rel_err", "recorded_output_err", "nonfinite")
 
 
@@ -49,7 +49,7 @@ def blank_row(occasion: Occasion, case: Case, kernel: str, device: Device | None
         driver=info.driver if info else None,
         checks=plan.checks if info and not on_cpu and info.backend != "cuda" else None,  # of our own shaders
         input=case.input,
-        seed=None if case.from_file else plan.seed,
+        seed=None if case.from_file and not case.problem.backward else plan.seed,
         threads=device.limits.threads if device and on_cpu else None,
         **{name: getattr(case.problem, name) for name in _SHAPE},
         **msgspec.structs.asdict(occasion.environment),

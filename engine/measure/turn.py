@@ -10,10 +10,14 @@ from engine.inputs import Inputs
 from engine.kernels.base import Kernel, MemoryUse, Prepared
 from engine.measure import memory
 from engine.measure.sampler import Runner
-from engine.measure.verify import Expected, Verdict, verify
+from engine.measure.verdict import Verdict
+from engine.measure.verify import Expected
+from engine.measure.verify_backward import ExpectedGradients
 from engine.problem import AttentionProblem
 from engine.results import Row
 from engine.running import ShouldStop
+
+Judge = Expected | ExpectedGradients
 
 
 @dataclass
@@ -34,9 +38,9 @@ class Turn:
     row: Row | None = None
 
     def first_run(
-        self, problem: AttentionProblem, given: Inputs, expected: Expected, seconds: float, should_stop: ShouldStop
+        self, problem: AttentionProblem, given: Inputs, judge: Judge, seconds: float, should_stop: ShouldStop
     ) -> None:
-        """Prepare the kernel, run it once, count its memory and compare its output with what is expected.
+        """Prepare the kernel, run it once, count its memory and have its result judged.
 
         A CPU kernel that does not count its memory is traced in a pass of its own; where that run takes over a quarter
         of ``seconds`` it is kept as the first run. Raises Cancelled, and whatever the kernel raises.
@@ -47,7 +51,7 @@ class Turn:
         if self.kernel.device_kind == "cpu" and not self.kernel.counts_memory:
             with memory.traced() as trace:
                 run_ms = self._prepare_and_run(problem, given, should_stop)
-            peak = given.q.nbytes + given.k.nbytes + given.v.nbytes + trace.peak_bytes
+            peak = given.nbytes + trace.peak_bytes
             self.memory = MemoryUse(scratch_bytes=max(0, peak - problem.tensor_bytes), peak_bytes=peak)
             if run_ms > 1e3 * seconds / 4:
                 self.first_run_ms = run_ms
@@ -56,7 +60,7 @@ class Turn:
         self.process_peak_bytes = memory.high_water_bytes()
         assert self.prepared is not None
         self.memory = self.prepared.memory() or self.memory
-        self.verdict = verify(expected, self.prepared.outputs().output)
+        self.verdict = judge.judge(self.prepared)
         if self.verdict.verified:
             self.runner = Runner(partial(self.prepared.run, should_stop=should_stop), self.first_run_ms / 1e3)
 

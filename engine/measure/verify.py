@@ -5,37 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.inputs import Inputs
+from engine.kernels.base import Prepared
 from engine.masks import has_nonfinite, without_hidden_garbage
+from engine.measure.verdict import AFFORDABLE_SCORES, EPS, Verdict, difference
 from engine.problem import AttentionProblem
 from engine.reference import reference
 from engine.running import ShouldStop, never_stop
 
-AFFORDABLE_SCORES = 1 << 23  # float64 scores, or outputs, computed per case: about half a second on two cores
 MIN_ROWS = 8  # compared however long the sequence is
 _TILES = (16, 32, 64)
-_EPS = 2.0**-23
 _HALF_EPS = 2.0**-10
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the comparison found.
-
-    ``max_abs_err`` is over the compared rows, infinite where only one side is finite; ``max_rel_err`` is relative to
-    max |reference|; ``recorded_output_err`` is against the output that came with the tensors. ``nonfinite`` counts the
-    output rows, of all rows, that hold a NaN or an infinity. ``message`` says what is wrong, empty when nothing is.
-    """
-
-    verified: bool
-    max_abs_err: float
-    max_rel_err: float
-    recorded_output_err: float | None
-    nonfinite: int
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +36,10 @@ class Expected:
     finite_input: bool
     recorded: NDArray[np.float32] | None
 
+    def judge(self, prepared: Prepared) -> Verdict:
+        """Compare the output of a kernel's last run."""
+        return verify(self, prepared.outputs().output)
+
 
 def expect(
     problem: AttentionProblem, inputs: Inputs, seed: int = 0, should_stop: ShouldStop = never_stop
@@ -67,7 +54,7 @@ def expect(
     rows = rows_to_compare(problem, seed)
     output, _, largest = reference(problem, inputs, rows, should_stop)
     bound = _max_visible_v(problem, inputs) * (
-        _EPS * (4 + largest / 2) + (_HALF_EPS if problem.dtype == "f16" else 0.0)
+        EPS * (4 + largest / 2) + (_HALF_EPS if problem.dtype == "f16" else 0.0)
     )
     return Expected(rows, output, bound, not has_nonfinite(inputs), inputs.recorded_output)
 
@@ -81,8 +68,8 @@ def verify(expected: Expected, output: NDArray[np.float32]) -> Verdict:
     finite = np.isfinite(output).all(axis=3)
     nonfinite = finite.size - int(np.count_nonzero(finite))
     got = output[:, :, expected.rows]
-    difference = _difference(got, expected.output)
-    max_abs = float(difference.max(initial=0.0))
+    off_by = difference(got, expected.output)
+    max_abs = float(off_by.max(initial=0.0))
     largest = float(np.abs(expected.output).max(initial=0.0, where=np.isfinite(expected.output)))
     stray = nonfinite if expected.finite_input else 0
     verified = max_abs <= expected.bound and not stray
@@ -93,10 +80,10 @@ def verify(expected: Expected, output: NDArray[np.float32]) -> Verdict:
         recorded_output_err=(
             None
             if expected.recorded is None
-            else float(_difference(output, expected.recorded.astype(np.float64)).max(initial=0.0))
+            else float(difference(output, expected.recorded.astype(np.float64)).max(initial=0.0))
         ),
         nonfinite=nonfinite,
-        message="" if verified else _complaint(expected, got, difference, stray),
+        message="" if verified else _complaint(expected, got, off_by, stray),
     )
 
 
@@ -132,25 +119,15 @@ def _max_visible_v(problem: AttentionProblem, inputs: Inputs) -> float:
     return float(v.max(initial=0.0, where=seen))
 
 
-def _difference(got: NDArray[np.float32], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return |got - wanted| in float64: infinite where one side alone is finite, 0 where neither is."""
-    here, there = np.isfinite(got), np.isfinite(wanted)
-    difference = np.zeros(wanted.shape)
-    np.subtract(got, wanted, out=difference, where=here & there)
-    np.abs(difference, out=difference)
-    difference[here != there] = np.inf
-    return difference
-
-
 def _complaint(
-    expected: Expected, got: NDArray[np.float32], difference: NDArray[np.float64], stray: int
+    expected: Expected, got: NDArray[np.float32], off_by: NDArray[np.float64], stray: int
 ) -> str:
-    if not difference.max(initial=0.0) > expected.bound:
+    if not off_by.max(initial=0.0) > expected.bound:
         return f"{stray} output rows are not finite although the input is"
-    b, h, i, d = np.unravel_index(int(difference.argmax()), difference.shape)
-    off = int(np.count_nonzero((difference > expected.bound).any(axis=3)))
+    b, h, i, d = np.unravel_index(int(off_by.argmax()), off_by.shape)
+    off = int(np.count_nonzero((off_by > expected.bound).any(axis=3)))
     return (
         f"output is {got[b, h, i, d]:.6g} where the reference has {expected.output[b, h, i, d]:.6g} "
-        f"(batch {b}, head {h}, query {expected.rows[i]}, dim {d}): off by {difference[b, h, i, d]:.2g}, allowed is "
-        f"{expected.bound:.2g}; {off} of {difference[..., 0].size} compared rows are wrong"
+        f"(batch {b}, head {h}, query {expected.rows[i]}, dim {d}): off by {off_by[b, h, i, d]:.2g}, allowed is "
+        f"{expected.bound:.2g}; {off} of {off_by[..., 0].size} compared rows are wrong"
     )
