@@ -150,7 +150,8 @@ def rows_of_gradients(inputs: Inputs) -> Array:
     """Return ``Σ dO_d · O_d`` of each row [batch, heads, seq_q]: what the gradients of its weights are relative to."""
     assert inputs.grad_output is not None
     assert inputs.output is not None
-    return np.asarray(np.vecdot(inputs.grad_output, inputs.output))
+    deltas: Array = np.vecdot(inputs.grad_output, inputs.output)
+    return deltas
 
 
 def exceed_one(lse: Array) -> bool:
@@ -166,10 +167,12 @@ class PreparedGradients(Prepared):
         self._dq, self._dk, self._dv = (np.zeros(shape, np.float32) for shape in shapes)
 
     def poison(self) -> None:
+        """Fill the gradients with NaN."""
         for gradient in (self._dq, self._dk, self._dv):
             gradient.fill(np.nan)
 
     def gradients(self) -> Gradients:
+        """Return the gradients that the last run left."""
         return Gradients(self._dq, self._dk, self._dv)
 
 

@@ -16,6 +16,8 @@ queries, as in the forward pass.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,13 +53,13 @@ def predict(problem: AttentionProblem, limits: Limits, forward: int) -> int:
     """Return the bytes held at the peak, which may be that of the ``forward`` pass."""
     rows, keys = _block(problem, limits)
     numbers = sum(keys.nbytes for keys in shown_keys(problem))
-    partial = 4 * (_strips(problem) - 1) * int(np.prod(problem.q_shape))
+    partial = 4 * (_strips(problem) - 1) * math.prod(problem.q_shape)
     threads = worthwhile_threads(problem, limits, _items(problem))
-    workspace = sum(4 * int(np.prod(shape)) for shape in _shapes(problem, rows, keys).values())
+    workspace = sum(4 * math.prod(shape) for shape in _shapes(problem, rows, keys).values())
     workspace += Hidden.nbytes(rows if problem.causal else 0, keys)
     held = problem.tensor_bytes + threads * workspace + partial + numbers + problem.lse_bytes
-    before = problem.tensor_bytes - problem.forward.tensor_bytes  # of which grad_output is there already
-    return max(held, forward + before // 2)
+    grad_output = 4 * math.prod(problem.output_shape)
+    return max(held, forward + grad_output + problem.lse_bytes)
 
 
 class PreparedFlashBackward(PreparedGradients):
@@ -80,6 +82,8 @@ class PreparedFlashBackward(PreparedGradients):
         self._workspaces = [_Workspace(problem, self._rows, self._keys) for _ in range(threads)]
 
     def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
+        """Run ``repeat`` times, one strip a thread at a time."""
+
         def once() -> None:
             self._deltas = rows_of_gradients(self._inputs)
             self._device.each(_items(self._problem), self._strip, should_stop, len(self._workspaces))
@@ -89,6 +93,7 @@ class PreparedFlashBackward(PreparedGradients):
         return run_timed(once, repeat)
 
     def close(self) -> None:
+        """Free the buffers."""
         self._workspaces.clear()
         self._partial = np.empty(0, np.float32)
 

@@ -60,6 +60,7 @@ class PreparedNaiveBackward(PreparedGradients):
         self._keys = -(-problem.seq_k // self._key_strips)
 
     def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
+        """Run both passes ``repeat`` times."""
         problem = self._problem
         items = problem.pairs * self._strips
         key_items = problem.batch * problem.kv_heads * self._key_strips
@@ -73,6 +74,7 @@ class PreparedNaiveBackward(PreparedGradients):
         return run_timed(once, repeat)
 
     def close(self) -> None:
+        """Free the matrices."""
         self._weights = self._grad_scores = np.empty(0, np.float32)
         self._hidden = None
 

@@ -256,8 +256,9 @@ class _PreparedSdpa(Prepared):
         with self._place.held(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of arrays that cannot be written, which nobody does
             self._query, self._key, self._value = (self._place.tensor(x) for x in (inputs.q, inputs.k, inputs.v))
-            self._grad = self._place.tensor(inputs.grad_output) if problem.backward else None
-            if problem.backward:
+            self._grad: Any = None
+            if inputs.grad_output is not None:
+                self._grad = self._place.tensor(inputs.grad_output)
                 for tensor in (self._query, self._key, self._value):
                     tensor.requires_grad_()
             if isinstance(device, CudaDevice):
