@@ -28,7 +28,7 @@ from engine.inputs import Inputs
 from engine.kernels.base import Kernel, Prepared
 from engine.kernels.gpu import (
     CHUNK_BYTES,
-    GpuPrepared,
+    GpuForward,
     common_reason,
     lse_bytes,
     mask_bytes,
@@ -99,11 +99,11 @@ class GpuFlash(Kernel):
         variant = choose_variant(problem, device.limits)
         if variant is None:
             raise ValueError(self.supports(problem, device.limits))
-        prepared = GpuPrepared(problem, device, want_lse)
+        prepared = GpuForward(problem, device, want_lse)
         try:
             inputs = without_hidden_garbage(problem, inputs)
             prepared.variant = str(variant)
-            prepared.common_buffers(inputs.q, inputs.k, inputs.v)
+            prepared.common_buffers(inputs)
             scratch = {name: prepared.buffers.storage(name, n) for name, n in _scratch(problem, variant).items()}
             careful = has_nonfinite(inputs)
             passes: list[Dispatch] = []
@@ -146,7 +146,7 @@ def _uniform_bytes(problem: AttentionProblem, variant: Variant) -> int:
     return sum(params + CHUNK_BYTES for params in passes)
 
 
-def _layouts(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any]) -> list[Dispatch]:
+def _layouts(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any]) -> list[Dispatch]:
     """Return the passes that re-lay K and, where need be, V."""
     problem = prepared.problem
     depth = variant.depth_stored(problem.head_dim)
@@ -162,7 +162,7 @@ def _layouts(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any]) -> 
     return passes
 
 
-def _tiles(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any], careful: bool) -> Dispatch:
+def _tiles(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any], careful: bool) -> Dispatch:
     """Return the main pass over tiles."""
     problem = prepared.problem
     source = render(
@@ -195,7 +195,7 @@ def _tiles(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any], caref
     return prepared.dispatch(source, "rrrrww", params, buffers, workgroups, _workgroup_flops(problem, variant))
 
 
-def _decode(prepared: GpuPrepared, variant: Decode, scratch: dict[str, Any], careful: bool) -> Dispatch:
+def _decode(prepared: GpuForward, variant: Decode, scratch: dict[str, Any], careful: bool) -> Dispatch:
     """Return the main pass over streams of keys."""
     problem = prepared.problem
     source = render(
@@ -220,7 +220,7 @@ def _decode(prepared: GpuPrepared, variant: Decode, scratch: dict[str, Any], car
     return prepared.dispatch(source, "rrrrww", params, buffers, kv_pairs * row_tiles * variant.splits, cost)
 
 
-def _combine(prepared: GpuPrepared, variant: Variant, scratch: dict[str, Any]) -> Dispatch:
+def _combine(prepared: GpuForward, variant: Variant, scratch: dict[str, Any]) -> Dispatch:
     """Return the pass that joins the parts of split keys."""
     problem = prepared.problem
     columns = max(8, power_of_two(-(-problem.head_dim_v // 4)))
@@ -232,14 +232,14 @@ def _combine(prepared: GpuPrepared, variant: Variant, scratch: dict[str, Any]) -
     return prepared.dispatch(source, "rrww", params, buffers, rows, 256.0 * variant.splits)
 
 
-def _results(prepared: GpuPrepared, scratch: dict[str, Any]) -> list[Any]:
+def _results(prepared: GpuForward, scratch: dict[str, Any]) -> list[Any]:
     """Return the two buffers a main pass writes: output and log-sum-exp, or the parts of them."""
     if "partial outputs" in scratch:
         return [scratch["partial outputs"], scratch["partial sums"]]
     return [prepared.output, prepared.lse]
 
 
-def _params(prepared: GpuPrepared, second: tuple[int, ...], third: tuple[int, ...]) -> NDArray[np.uint32]:
+def _params(prepared: GpuForward, second: tuple[int, ...], third: tuple[int, ...]) -> NDArray[np.uint32]:
     """Return the parameters of a main pass: shapes, two rows of four of its own, masks, bits, scale and softcap."""
     problem = prepared.problem
     params = np.zeros(_PARAMS_BYTES // 4, np.uint32)
