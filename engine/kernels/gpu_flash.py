@@ -25,6 +25,7 @@ from engine.gpu.device import GpuDevice
 from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
 from engine.inputs import Inputs
+from engine.kernels import gpu_flash_backward as backward
 from engine.kernels.base import Kernel, Prepared
 from engine.kernels.gpu import (
     CHUNK_BYTES,
@@ -70,16 +71,21 @@ class GpuFlash(Kernel):
         """Return None when the problem fits, else the reason with the figures that clash."""
         if problem.dtype == "f16" and not limits.f16:
             return "this device does not offer shader-f16; run it with dtype f32"
-        variant = choose_variant(problem, limits)
-        if variant is None:
+        if problem.backward and problem.dtype != "f32":
+            return f"{self.name} is raced backward in f32 only, not {problem.dtype}"
+        scratch = _scratch_of(problem, limits)
+        if scratch is None:
             return f"no tile fits this device's {limits.workgroup_bytes} bytes of workgroup memory"
-        for label, nbytes in _scratch(problem, variant).items():
+        for label, nbytes in scratch.items():
             if nbytes > limits.binding_bytes:
                 return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
         return common_reason(self.name, problem, limits, self.predict(problem, limits))
 
     def predict(self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False) -> int:
         """Return the bytes of all its buffers."""
+        if problem.backward:
+            tiles = backward.choose_tiles(problem, limits)
+            return 0 if tiles is None else backward.predict(problem, tiles)
         variant = choose_variant(problem, limits)
         if variant is None:
             return 0
@@ -89,13 +95,18 @@ class GpuFlash(Kernel):
         )  # fmt: skip
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
-        """Return the variants worth measuring, what is chosen untuned first. Pure."""
-        return list(candidates(problem, limits))
+        """Return the variants worth measuring, what is chosen untuned first; backward there is no choice. Pure."""
+        return [] if problem.backward else list(candidates(problem, limits))
 
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: GpuDevice, *, want_lse: bool = False
     ) -> Prepared:
         """Compile the passes and upload the inputs."""
+        if problem.backward:
+            tiles = backward.choose_tiles(problem, device.limits)
+            if tiles is None:
+                raise ValueError(self.supports(problem, device.limits))
+            return backward.prepare(problem, self.with_forward(problem, inputs, device), device, tiles)
         variant = choose_variant(problem, device.limits)
         if variant is None:
             raise ValueError(self.supports(problem, device.limits))
@@ -119,6 +130,15 @@ class GpuFlash(Kernel):
             prepared.close()
             raise
         return prepared
+
+
+def _scratch_of(problem: AttentionProblem, limits: Limits) -> dict[str, int] | None:
+    """Return the scratch buffers the problem needs, by name, in bytes; None where no variant fits."""
+    if problem.backward:
+        tiles = backward.choose_tiles(problem, limits)
+        return None if tiles is None else backward.scratch_bytes(problem, tiles)
+    variant = choose_variant(problem, limits)
+    return None if variant is None else _scratch(problem, variant)
 
 
 def _scratch(problem: AttentionProblem, variant: Variant) -> dict[str, int]:
