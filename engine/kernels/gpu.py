@@ -131,6 +131,11 @@ class GpuPrepared(Prepared):
         assert self._runner is not None
         return self._runner.run(repeat, should_stop)
 
+    def launch(self) -> None:
+        """Run once, without looking at the GPU's clock."""
+        assert self._runner is not None
+        self._runner.run(1, timed=False)
+
     def poison(self) -> None:
         """Fill the output and log-sum-exp with NaN."""
         write(self.device, self.output, np.full(self.output.size // self._stored.itemsize, np.nan, self._stored))
