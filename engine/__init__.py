@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.devices import DeviceUnavailable
     from engine.functional import attention
+    from engine.layers.gpu_context import GpuContext
+    from engine.layers.tensor import Tensor
     from engine.problem import AttentionProblem
 
 __version__ = "0.1.0"
-__all__ = ["AttentionProblem", "DeviceUnavailable", "__version__", "attention"]
+__all__ = ["AttentionProblem", "DeviceUnavailable", "GpuContext", "Tensor", "__version__", "attention"]
 
 # name: where it lives; imported when first asked for, so that `import engine` costs nothing
 _EXPORTS = {
     "AttentionProblem": "engine.problem",
     "DeviceUnavailable": "engine.devices",
+    "GpuContext": "engine.layers.gpu_context",
+    "Tensor": "engine.layers.tensor",
     "attention": "engine.functional",
 }
 
