@@ -170,10 +170,16 @@ class Sight:
                 continue
             edge = start if start < self._all_from else max(start, self._all_to - 1)
             stop = min(start + keys, edge + edge_keys, self._stop)
-            seeing = np.flatnonzero((self.first < stop) & (self.end > start))
-            if len(seeing):
-                yield Tile(start, stop, slice(int(seeing[0]), int(seeing[-1]) + 1))
+            if (tile := self.tile(start, stop)) is not None:
+                yield tile
             start = stop
+
+    def tile(self, start: int, stop: int) -> Tile | None:
+        """Return the tile of those keys with the rows that see any of them; None where no row does."""
+        if self._all_from <= start and stop <= self._all_to:
+            return Tile(start, stop, self._all)
+        seeing = np.flatnonzero((self.first < stop) & (self.end > start))
+        return Tile(start, stop, slice(int(seeing[0]), int(seeing[-1]) + 1)) if len(seeing) else None
 
     def sees(self, keys: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Tell for every row whether it sees those keys: bool [rows, len(keys)]."""

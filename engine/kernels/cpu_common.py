@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.blas import hold_blas
+from engine.cpu import CpuDevice
 from engine.devices import Limits
+from engine.inputs import Inputs
+from engine.kernels.base import Array, Gradients, Kernel, Prepared
 from engine.problem import AttentionProblem
 from engine.running import Timing
-
-Array = NDArray[np.float32]
 
 _FAR = 1e30  # scales and soft caps beyond this, or below its inverse, say no more in float32, only overflow
 _WORTHWHILE_FLOPS = 8e6  # of an item: some 100 µs of work, against half as much of Python
 _FLOPS_LOADING = 16  # what loading a number of K or V counts for
+_LARGE = 1e5  # of which float32 keeps two digits after the point
 _FOLD = 16  # rows taken as one where columns are reduced
 
 
@@ -56,6 +61,14 @@ def run_timed(once: Callable[[], None], repeat: int) -> Timing:
 def float32_scale(scale: float) -> float:
     """Return the scale, kept where float32 scores of ordinary tensors do not overflow."""
     return min(max(scale, -_FAR), _FAR)
+
+
+def split_scale(scale: float) -> tuple[float, float]:
+    """Return ``(power, rest)`` with ``scale = power · rest``: a signed power of two, and 1 <= rest < 2."""
+    if scale == 0:
+        return 0.0, 1.0
+    mantissa, exponent = math.frexp(scale)
+    return math.copysign(2.0 ** max(exponent - 1, -126), mantissa), 2 * abs(mantissa)
 
 
 def float32_cap(softcap: float) -> float:
@@ -112,6 +125,55 @@ def add_nonfinite(
     """
     for key, value, rows in zip(keys, taken, seen.T, strict=True):
         sums[rows] += weights[rows, key, None] * value
+
+
+def seen_product(weights: Array, values: Array, seen: NDArray[np.bool_]) -> Array:
+    """Return ``weights`` [rows, keys] times ``values`` [keys, n]; what is not finite is met only where it is ``seen``."""
+    values = values.copy()
+    keys, taken = take_nonfinite(values)
+    sums = np.matmul(weights, values)
+    add_nonfinite(sums, weights, keys, taken, seen[:, keys])
+    return sums
+
+
+def with_forward(kernel: Kernel, problem: AttentionProblem, inputs: Inputs, device: CpuDevice) -> Inputs:
+    """Return the inputs of a backward problem with output and log-sum-exp, from ``kernel`` where they are not there."""
+    if inputs.output is not None and inputs.lse is not None:
+        return inputs
+    with contextlib.closing(kernel.prepare(problem.forward, inputs, device, want_lse=True)) as prepared:
+        prepared.run()
+        made = prepared.outputs()
+    return replace(inputs, output=made.output if inputs.output is None else inputs.output, lse=made.lse)
+
+
+def rows_of_gradients(inputs: Inputs) -> Array:
+    """Return ``Σ dO_d · O_d`` of each row [batch, heads, seq_q]: what the gradients of its weights are relative to."""
+    assert inputs.grad_output is not None
+    assert inputs.output is not None
+    deltas: Array = np.vecdot(inputs.grad_output, inputs.output)
+    return deltas
+
+
+def exceed_one(lse: Array) -> bool:
+    """Whether scores are so large that rounding could make weights ``exp(score - lse)`` far larger than 1."""
+    return bool(np.abs(lse).max(initial=0, where=np.isfinite(lse)) > _LARGE)
+
+
+class PreparedGradients(Prepared):
+    """What the backward passes of the CPU kernels share: the gradients they leave behind."""
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
+        self._dq, self._dk, self._dv = (np.zeros(shape, np.float32) for shape in shapes)
+
+    def poison(self) -> None:
+        """Fill the gradients with NaN."""
+        for gradient in (self._dq, self._dk, self._dv):
+            gradient.fill(np.nan)
+
+    def gradients(self) -> Gradients:
+        """Return the gradients that the last run left."""
+        return Gradients(self._dq, self._dk, self._dv)
 
 
 def _size(count: int) -> str:

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from engine.cpu import CpuDevice
 from engine.devices import Limits
 from engine.inputs import Inputs
+from engine.kernels import cpu_flash_backward as backward
 from engine.kernels.base import Array, Kernel, Outputs, Prepared
 from engine.kernels.cpu_blocks import Blocks, BlockSizes, Hidden, KeyNumbers, Sight, Tile, shown_keys
 from engine.kernels.cpu_common import (
@@ -44,8 +45,10 @@ from engine.kernels.cpu_common import (
     bounds,
     float32_scale,
     run_timed,
+    split_scale,
     take_nonfinite,
     unsupported,
+    with_forward,
     worthwhile_threads,
 )
 from engine.problem import AttentionProblem
@@ -67,8 +70,8 @@ class CpuFlash(Kernel):
     naive = "cpu-naive"
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
-        """Return the block sizes worth measuring, those for this L2 first."""
-        return [*_default(limits).candidates(problem)]
+        """Return the block sizes worth measuring, those for this L2 first; backward there is no choice."""
+        return [] if problem.backward else [*_default(limits).candidates(problem)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: not float32, or more memory than the limit."""
@@ -76,6 +79,8 @@ class CpuFlash(Kernel):
 
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, every thread's buffers and the numbers of the keys shown."""
+        if problem.backward:
+            return backward.predict(problem, limits, self.predict(problem.forward, limits))
         blocks = _blocks(problem, limits)
         heads, width, width_v = blocks.groups, problem.head_dim + 1, problem.head_dim_v
         rows, keys = blocks.rows * blocks.heads, blocks.keys
@@ -89,7 +94,9 @@ class CpuFlash(Kernel):
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, *, want_lse: bool = False
     ) -> Prepared:
-        """Allocate the output and every thread's buffers, and number the keys shown."""
+        """Allocate the result and every thread's buffers, and number the keys shown."""
+        if problem.backward:
+            return backward.PreparedFlashBackward(problem, with_forward(self, problem, inputs, device), device)
         return _PreparedFlash(problem, inputs, device, want_lse)
 
 
@@ -229,7 +236,7 @@ class _OnlineSoftmax:
 
     def __init__(self, problem: AttentionProblem, work: _Workspace, q: Array) -> None:
         count = q.shape[1]
-        power, rest = _split(float32_scale(problem.scale))
+        power, rest = split_scale(float32_scale(problem.scale))
         self._softcap = problem.softcap
         # the cap wants whole scores, so before it the rest of the scale must be in, and after it nothing is left
         self._before_cap, self._factor = (1.0, rest) if problem.softcap is None else (rest, 1.0)
@@ -319,11 +326,3 @@ def _default(limits: Limits) -> BlockSizes:
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
     sizes = _default(limits).or_tuned(CpuFlash.name, problem, limits)
     return Blocks.of(problem, sizes).joined(problem, sizes)
-
-
-def _split(scale: float) -> tuple[float, float]:
-    """Return ``(power, rest)`` with ``scale = power · rest``: a signed power of two, and 1 <= rest < 2."""
-    if scale == 0:
-        return 0.0, 1.0
-    mantissa, exponent = math.frexp(scale)
-    return math.copysign(2.0 ** max(exponent - 1, -126), mantissa), 2 * abs(mantissa)

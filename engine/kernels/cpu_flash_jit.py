@@ -60,7 +60,9 @@ class CpuFlashJit(Kernel):
         return [*_default(limits).candidates(problem)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
-        """Return None, or why the problem cannot run: not float32, or more memory than the limit."""
+        """Return None, or why the problem cannot run: backward, not float32, or more memory than the limit."""
+        if problem.backward:
+            return f"{self.name} has no backward pass"
         return unsupported(problem, limits, "its tensors and tiles need", self.predict(problem, limits))
 
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:

@@ -24,6 +24,7 @@ from engine.kernels.cpu_common import (
     run_timed,
     take_nonfinite,
     unsupported,
+    with_forward,
     worthwhile_threads,
 )
 from engine.masks import visible
@@ -50,12 +51,17 @@ class CpuNaive(Kernel):
 
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, the score matrices and the mask."""
-        return problem.tensor_bytes + problem.score_bytes + math.prod(_mask_shape(problem))
+        matrices = 2 if problem.backward else 1
+        return problem.tensor_bytes + matrices * problem.score_bytes + math.prod(mask_shape(problem))
 
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, *, want_lse: bool = False
     ) -> Prepared:
-        """Allocate the output and all score matrices, and build the mask."""
+        """Allocate the result and all score matrices, and build the mask."""
+        if problem.backward:
+            from engine.kernels.cpu_naive_backward import PreparedNaiveBackward
+
+            return PreparedNaiveBackward(problem, with_forward(self, problem, inputs, device), device)
         return _PreparedNaive(problem, inputs, device, want_lse)
 
 
@@ -70,12 +76,11 @@ class _PreparedNaive(Prepared):
         self._output: Array = np.empty(problem.output_shape, np.float32)
         self._lse: Array | None = np.empty(problem.output_shape[:3], np.float32) if want_lse else None
         self._scores: Array = np.empty((*problem.output_shape[:3], problem.seq_k), np.float32)
-        self._hidden = _hidden(problem)
+        self._hidden = hidden_keys(problem)
         self._blind = np.zeros((problem.batch, problem.seq_q), np.bool_)
         if self._hidden is not None:
             self._blind |= self._hidden.all(axis=2)
-        parts = max(1, min(_ENOUGH_ITEMS // problem.pairs, problem.seq_q // _MIN_ROWS))
-        self._rows = min(-(-problem.seq_q // parts), max(_STEP_SCORES // problem.seq_k, 1))
+        self._rows = strip_rows(problem)
         self._strips = -(-problem.seq_q // self._rows)
         self.variant = "whole matrix"
 
@@ -156,16 +161,22 @@ def _weighted_means(weights: Array, values: Array, hidden: NDArray[np.bool_] | N
     add_nonfinite(out, weights, keys, taken, seen)
 
 
-def _mask_shape(problem: AttentionProblem) -> tuple[int, ...]:
+def strip_rows(problem: AttentionProblem) -> int:
+    """Return the query rows of one head that a thread takes at a time."""
+    parts = max(1, min(_ENOUGH_ITEMS // problem.pairs, problem.seq_q // _MIN_ROWS))
+    return min(-(-problem.seq_q // parts), max(_STEP_SCORES // problem.seq_k, 1))
+
+
+def mask_shape(problem: AttentionProblem) -> tuple[int, ...]:
     """Return the shape of the mask: one for all batch entries unless there is a key_mask; (0,) for none."""
     if problem.key_mask is None and not problem.causal:
         return (0,)
     return problem.batch if problem.key_mask is not None else 1, problem.seq_q, problem.seq_k
 
 
-def _hidden(problem: AttentionProblem) -> NDArray[np.bool_] | None:
+def hidden_keys(problem: AttentionProblem) -> NDArray[np.bool_] | None:
     """Return what each row does not see, bool [batch or 1, seq_q, seq_k]; None where every row sees every key."""
-    shape = _mask_shape(problem)
+    shape = mask_shape(problem)
     if len(shape) == 1:
         return None
     hidden = np.empty(shape, np.bool_)

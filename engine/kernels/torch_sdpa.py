@@ -8,6 +8,7 @@ Optional: PyTorch is imported when a kernel is prepared, never with this module.
   the upper left), else a bool mask built once. On a card a triangle that is not square may also be PyTorch's own
   lower-right bias, which needs no mask in memory. Rows that see nothing are set to 0 after each run.
 - Grouped queries: PyTorch's own way where a backend has it, else, or where that is quicker, K and V repeated once.
+- Backward: the forward pass is made once for each way, and kept; a run is PyTorch's automatic differentiation of it.
 - float32 is true float32: TensorFloat-32 is off while a kernel runs.
 - Memory: PyTorch's allocators count it, on the card in their statistics, on the CPU in the profiler's record of one
   run. Both include what a backend needs for itself.
@@ -37,7 +38,7 @@ from engine.cpu import CpuDevice
 from engine.cuda import CudaDevice
 from engine.devices import Device, Limits
 from engine.inputs import Inputs
-from engine.kernels.base import Array, Kernel, MemoryUse, Outputs, Prepared
+from engine.kernels.base import Array, Gradients, Kernel, MemoryUse, Outputs, Prepared
 from engine.kernels.gpu import too_large
 from engine.masks import has_nonfinite, visible, without_hidden_garbage
 from engine.messages import sentence
@@ -63,6 +64,8 @@ class _Sdpa(Kernel):
         """Return None, or why the problem cannot run: a soft cap, a storage it lacks, or more than the memory limit."""
         if problem.softcap is not None:
             return "PyTorch's scaled_dot_product_attention has no soft cap"
+        if problem.backward and problem.dtype != "f32":
+            return f"{self.name} is raced backward in f32 only, not {problem.dtype}"
         if problem.dtype not in self.dtypes:
             return f"{self.name} works in {' or '.join(self.dtypes)}, not {problem.dtype}"
         need = self.predict(problem, limits)
@@ -246,18 +249,26 @@ class _PreparedSdpa(Prepared):
         self._problem = problem
         self._limits = device.limits
         self._place: _Place = _Card(device) if isinstance(device, CudaDevice) else _Cpu(device)
-        self._output: Any = None
+        self._result: tuple[Any, ...] | None = None  # the output, or the three gradients
+        self._passes: dict[str, Any] = {}  # of each way, the output of the forward pass whose gradients are taken
         inputs = without_hidden_garbage(problem, inputs)
         begin = time.perf_counter()
         with self._place.held(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of arrays that cannot be written, which nobody does
             self._query, self._key, self._value = (self._place.tensor(x) for x in (inputs.q, inputs.k, inputs.v))
+            self._grad: Any = None
+            if inputs.grad_output is not None:
+                self._grad = self._place.tensor(inputs.grad_output)
+                for tensor in (self._query, self._key, self._value):
+                    tensor.requires_grad_()
             if isinstance(device, CudaDevice):
                 self.upload_ms = (time.perf_counter() - begin) * 1e3
             self._mask, self._blind = self._masks()
             chosen = self._quickest(finite=not has_nonfinite(inputs))
         self._way, self._run_bytes, self.variant = chosen.way, chosen.nbytes, chosen.way.name
-        self._key, self._value = chosen.way.key, chosen.way.value
+        self._passes = {name: made for name, made in self._passes.items() if name == chosen.way.name}
+        if not problem.backward:
+            self._key, self._value = chosen.way.key, chosen.way.value
         if chosen.way.arguments.get("attn_mask") is not self._mask:
             self._mask = None
         self._place.free()
@@ -275,30 +286,39 @@ class _PreparedSdpa(Prepared):
             return self._place.timed(work)
 
     def poison(self) -> None:
-        """Drop the output: PyTorch makes a new one every time."""
-        self._output = None
+        """Drop the result: PyTorch makes a new one every time."""
+        self._result = None
 
     def outputs(self) -> Outputs:
         """Return the last run's output; all NaN without one."""
-        if self._output is None:
-            return Outputs(np.full(self._problem.output_shape, np.nan, np.float32))
+        return Outputs(*self._read([self._problem.output_shape]))
+
+    def gradients(self) -> Gradients:
+        """Return the last run's gradients; all NaN without one."""
+        problem = self._problem
+        return Gradients(*self._read([problem.q_shape, problem.k_shape, problem.v_shape]))
+
+    def _read(self, shapes: list[tuple[int, ...]]) -> list[Array]:
+        if self._result is None:
+            return [np.full(shape, np.nan, np.float32) for shape in shapes]
         begin = time.perf_counter()
-        output: Array = np.ascontiguousarray(self._output.cpu().numpy(), np.float32)
+        arrays: list[Array] = [np.ascontiguousarray(tensor.cpu().numpy(), np.float32) for tensor in self._result]
         if self.upload_ms is not None:
             self.readback_ms = (time.perf_counter() - begin) * 1e3
-        return Outputs(output)
+        return arrays
 
     def memory(self) -> MemoryUse | None:
-        """Return what PyTorch's allocator counted in a run, and the tensors it ran on."""
+        """Return what PyTorch's allocator counted in a run (and the pass it goes back), and the tensors it ran on."""
         if self._run_bytes is None:
             return None
-        held = (self._query, self._key, self._value, self._mask, self._blind)
+        held = (self._query, self._key, self._value, self._grad, self._mask, self._blind)
         peak = sum(tensor.numel() * tensor.element_size() for tensor in held if tensor is not None) + self._run_bytes
         return MemoryUse(max(0, peak - self._problem.tensor_bytes), peak)
 
     def close(self) -> None:
         """Let go of all tensors."""
-        self._query = self._key = self._value = self._mask = self._blind = self._output = None
+        self._query = self._key = self._value = self._grad = self._mask = self._blind = self._result = None
+        self._passes.clear()
         self._way = _Way("", "", None, None, {})
         self._place.free()
 
@@ -325,20 +345,34 @@ class _PreparedSdpa(Prepared):
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
-            with self._place.held(), torch.inference_mode(), sdpa_kernel(backends[way.backend]):
+            graph = torch.enable_grad() if self._problem.backward else torch.inference_mode()
+            with self._place.held(), graph, sdpa_kernel(backends[way.backend]):
                 yield
         finally:
             torch.set_float32_matmul_precision(precision)
 
     def _run(self, way: _Way) -> None:
         """Run once, a way's context given."""
+        self._result = None  # so that the next one can take its place
+        if not self._problem.backward:
+            self._result = (self._attend(way),)
+            return
+        import torch
+
+        tensors = (self._query, self._key, self._value)
+        self._result = torch.autograd.grad(self._passes[way.name], tensors, self._grad, retain_graph=True)
+
+    def _attend(self, way: _Way) -> Any:
+        """Return the output, a way's context given."""
         from torch.nn.functional import scaled_dot_product_attention
 
-        self._output = None  # so that the next one can take its place
         output = scaled_dot_product_attention(
             self._query, way.key, way.value, scale=self._problem.scale, **way.arguments
         )
-        self._output = output if self._blind is None else output.masked_fill_(self._blind, 0)
+        return output if self._blind is None else output.masked_fill_(self._blind, 0)
+
+    def _keep_pass(self, way: _Way) -> None:
+        self._passes[way.name] = self._attend(way)
 
     def _quickest(self, finite: bool) -> _Tried:
         """Try the ways and return the quickest; where the input is ``finite``, of those whose output is so too.
@@ -404,10 +438,15 @@ class _PreparedSdpa(Prepared):
 
     def _try(self, way: _Way) -> _Tried:
         """Run a way to see that it works, what it holds, and that its output is finite."""
+        kept: int | None = 0
         with self._asking(way):
+            if self._problem.backward:
+                _, kept = self._place.counted(lambda: self._keep_pass(way))
             timing, nbytes = self._place.counted(lambda: self._run(way))
-            finite = bool(self._output.isfinite().all())
-        self._output = None
+            assert self._result is not None
+            finite = all(bool(tensor.isfinite().all()) for tensor in self._result)
+        self._result = None
+        nbytes = None if nbytes is None or kept is None else nbytes + kept
         return _Tried(way, [timing.wall_ms / 1e3], nbytes, finite)
 
     def _take_turns(self, tried: list[_Tried]) -> None:
@@ -418,7 +457,7 @@ class _PreparedSdpa(Prepared):
                 with self._asking(one.way):
                     one.times.append(self._place.timed(partial(self._run, one.way)).wall_ms / 1e3)
             rounds += 1
-        self._output = None
+        self._result = None
 
 
 def _sees_all(problem: AttentionProblem) -> bool:

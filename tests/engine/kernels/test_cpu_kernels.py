@@ -14,7 +14,7 @@ from engine.blas import blas_threads, hold_blas
 from engine.cpu import CpuDevice, open_cpu
 from engine.devices import Limits, Tuned
 from engine.inputs import Inputs, seeded
-from engine.kernels import cpu_flash
+from engine.kernels import cpu_common
 from engine.kernels.registry import get_kernel
 from engine.measure.memory import traced
 from engine.problem import AttentionProblem
@@ -283,8 +283,8 @@ def test_tuned_sizes_that_make_no_sense_are_left_aside(flash_kernel, fields: dic
 
 def test_every_scale_is_split_without_rounding() -> None:
     for scale in (1.0, -1.0, 0.125, 1 / np.sqrt(80), -3e-39, 1e30, 2.0**-126):
-        power, rest = cpu_flash._split(scale)
+        power, rest = cpu_common.split_scale(scale)
         assert power * rest == pytest.approx(scale, rel=1e-15)
         assert abs(power) == 2.0 ** round(np.log2(abs(power)))
         assert 0 < rest < 2
-    assert cpu_flash._split(0.0) == (0.0, 1.0)
+    assert cpu_common.split_scale(0.0) == (0.0, 1.0)
