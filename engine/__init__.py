@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine import layers
     from engine.devices import DeviceUnavailable
     from engine.functional import attention
     from engine.layers.gpu_context import GpuContext
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from engine.problem import AttentionProblem
 
 __version__ = "0.1.0"
-__all__ = ["AttentionProblem", "DeviceUnavailable", "GpuContext", "Tensor", "__version__", "attention"]
+__all__ = ["AttentionProblem", "DeviceUnavailable", "GpuContext", "Tensor", "__version__", "attention", "layers"]
 
 # name: where it lives; imported when first asked for, so that `import engine` costs nothing
 _EXPORTS = {
@@ -26,10 +27,12 @@ _EXPORTS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "layers":
+        return import_module("engine.layers")
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_EXPORTS[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_EXPORTS})
+    return sorted({*globals(), *__all__})

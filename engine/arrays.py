@@ -27,4 +27,4 @@ def as_real(name: str, value: ArrayLike) -> NDArray[Any]:
 def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
     """Return the array in C-contiguous float32, uncopied where it is; a number too large for it becomes infinite."""
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, np.float32)
+        return np.asarray(array, np.float32, order="C")

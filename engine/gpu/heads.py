@@ -45,6 +45,6 @@ def swap_heads(device: GpuDevice, swaps: Sequence[Swap], dtype: Dtype, nonfinite
             chunk = buffers.uniform("chunk", np.zeros(_UNIFORM_BYTES // 4, np.uint32))
             group = device.bind_group(pipeline, [params, chunk, swap.source, swap.target, nonfinite])
             dispatches.append(Dispatch(pipeline, group, chunk, -(-count // _THREADS), 16.0 * _THREADS))
-        Runner(device, dispatches).run(1, timed=False)
+        Runner(device, dispatches, timed=False).run(1)
     finally:
         buffers.destroy()

@@ -44,47 +44,44 @@ def fold(workgroups: int, limit: int) -> tuple[int, int]:
 
 
 class Runner:
-    """Runs a list of dispatches in order, learning from each submit how much fits into the next."""
+    """Runs a list of dispatches in order, learning from each submit how much fits into the next.
 
-    def __init__(self, device: GpuDevice, dispatches: list[Dispatch]) -> None:
+    Not ``timed``, the GPU's clock is never looked at: reading it takes longer than a small kernel.
+    """
+
+    def __init__(self, device: GpuDevice, dispatches: list[Dispatch], *, timed: bool = True) -> None:
         self._device = device
         self._dispatches = dispatches
         for dispatch in dispatches:
             dispatch.rate = _FIRST_FLOPS[device.limits.software] / dispatch.cost
         self._whole_s: float | None = None  # the last whole run
         self.longest_submit_s = 0.0
-        self._clock: GpuClock | None = None
+        self._clock = GpuClock(device) if timed and device.timestamp_period_ns else None
 
-    def run(self, repeat: int, should_stop: ShouldStop = never_stop, *, timed: bool = True) -> Timing:
-        """Run everything ``repeat`` times; milliseconds of all submits together, by both clocks.
-
-        Not ``timed``, the GPU's clock is not read: that takes longer than a small kernel.
-        """
-        if timed and self._clock is None and self._device.timestamp_period_ns:
-            self._clock = GpuClock(self._device)
-        clock = self._clock if timed else None
+    def run(self, repeat: int, should_stop: ShouldStop = never_stop) -> Timing:
+        """Run everything ``repeat`` times; milliseconds of all submits together, by both clocks."""
         if self._whole_s is not None and self._whole_s * repeat <= WHOLE_S:
             if should_stop():
                 raise Cancelled
-            wall_s, gpu_ms = self._submit([(d, 0, d.workgroups) for d in self._dispatches] * repeat, clock)
+            wall_s, gpu_ms = self._submit([(d, 0, d.workgroups) for d in self._dispatches] * repeat)
             return Timing(wall_ms=wall_s * 1e3, gpu_ms=gpu_ms)
-        total = Timing(wall_ms=0.0, gpu_ms=0.0 if clock else None)
+        total = Timing(wall_ms=0.0, gpu_ms=0.0 if self._clock else None)
         for _ in range(repeat):
-            run = self._run_in_pieces(should_stop, clock)
+            run = self._run_in_pieces(should_stop)
             self._whole_s = run.wall_ms / 1e3
             both = None if total.gpu_ms is None or run.gpu_ms is None else total.gpu_ms + run.gpu_ms
             total = Timing(wall_ms=total.wall_ms + run.wall_ms, gpu_ms=both)
         return total
 
-    def _run_in_pieces(self, should_stop: ShouldStop, clock: GpuClock | None) -> Timing:
-        wall_ms, gpu_ms = 0.0, 0.0 if clock else None
+    def _run_in_pieces(self, should_stop: ShouldStop) -> Timing:
+        wall_ms, gpu_ms = 0.0, 0.0 if self._clock else None
         for dispatch in self._dispatches:
             first = 0
             while first < dispatch.workgroups:
                 if should_stop():
                     raise Cancelled
                 end = min(first + max(1, int(dispatch.rate * PIECE_S)), dispatch.workgroups)
-                wall_s, piece_ms = self._submit([(dispatch, first, end)], clock)
+                wall_s, piece_ms = self._submit([(dispatch, first, end)])
                 wall_ms += wall_s * 1e3
                 gpu_ms = None if gpu_ms is None or piece_ms is None else gpu_ms + piece_ms
                 dispatch.rate = min((end - first) / max(wall_s, 1e-6), dispatch.rate * _GROWTH)
@@ -96,30 +93,28 @@ class Runner:
         if self._clock:
             self._clock.close()
 
-    def _submit(
-        self, piece: list[tuple[Dispatch, int, int]], clock: GpuClock | None
-    ) -> tuple[float, float | None]:
+    def _submit(self, piece: list[tuple[Dispatch, int, int]]) -> tuple[float, float | None]:
         device = self._device
         for dispatch, first, end in piece:
             if dispatch.written != (first, end):
                 write(device, dispatch.chunk, np.array([first, end, 0, 0], np.uint32))
                 dispatch.written = (first, end)
         encoder = device.raw.create_command_encoder()
-        compute = encoder.begin_compute_pass(timestamp_writes=clock.writes if clock else None)
+        compute = encoder.begin_compute_pass(timestamp_writes=self._clock.writes if self._clock else None)
         for dispatch, first, end in piece:
             compute.set_pipeline(dispatch.pipeline)
             compute.set_bind_group(0, dispatch.bind_group)
             compute.dispatch_workgroups(*fold(end - first, device.limits.workgroups_per_dimension))
         compute.end()
-        if clock:
-            clock.resolve(encoder)
+        if self._clock:
+            self._clock.resolve(encoder)
         commands = encoder.finish()
         start = time.perf_counter()
         device.queue.submit([commands])
         device.wait()
         wall = time.perf_counter() - start
         self.longest_submit_s = max(self.longest_submit_s, wall)
-        return wall, clock.elapsed_ms(wall) if clock else None
+        return wall, self._clock.elapsed_ms(wall) if self._clock else None
 
 
 class GpuClock:

@@ -94,6 +94,7 @@ class GpuPrepared(Prepared):
         self.compile_ms = 0.0
         self.want_lse = want_lse
         self._stored = np.dtype(np.float16 if problem.dtype == "f16" else np.float32)
+        self._dispatches: list[Dispatch] = []
         self._runner: Runner | None = None
 
     def common_buffers(self, q: Any, k: Any, v: Any) -> None:
@@ -119,6 +120,7 @@ class GpuPrepared(Prepared):
 
     def ready(self, dispatches: list[Dispatch]) -> None:
         """Set what a run does, in order."""
+        self._dispatches = dispatches
         self._runner = Runner(self.device, dispatches)
 
     @property
@@ -133,8 +135,7 @@ class GpuPrepared(Prepared):
 
     def launch(self) -> None:
         """Run once, without looking at the GPU's clock."""
-        assert self._runner is not None
-        self._runner.run(1, timed=False)
+        Runner(self.device, self._dispatches, timed=False).run(1)
 
     def poison(self) -> None:
         """Fill the output and log-sum-exp with NaN."""

@@ -146,7 +146,7 @@ class GpuBackend(Backend):
                 assert isinstance(prepared, GpuPrepared)
                 prepared.launch()
                 results, swaps = [], []
-                for name, buffer in {"q": prepared.output}.items():
+                for name, buffer in _results(problem, prepared).items():
                     results.append(Tensor(given[name].shape, given[name].dtype, self._context))
                     swaps.append(Swap(buffer, _sizes(problem, name), results[-1].storage()))
                 swap_heads(device, swaps, problem.dtype, flag)
@@ -156,6 +156,13 @@ class GpuBackend(Backend):
                 return results
         finally:
             held.destroy()
+
+
+def _results(problem: AttentionProblem, prepared: GpuPrepared) -> dict[str, Any]:
+    """Return the buffers that a kernel leaves its result in, under the names of what they answer to."""
+    if problem.backward:
+        raise NotImplementedError
+    return {"q": prepared.output}
 
 
 def _operands(problem: AttentionProblem) -> tuple[str, ...]:

@@ -155,13 +155,13 @@ class FlashAttention:
         return MemoryEstimate.of(4 * seq * seq, 4 * seq * self.head_dim)
 
     def _given(self, **operands: Any) -> dict[str, Any]:
-        """Return the operands as Tensors, if they are, else as arrays. Raises ValueError for a mixture."""
+        """Return the operands as Tensors, if they are, else as float32 arrays. Raises ValueError for a mixture."""
         tensors = [name for name, value in operands.items() if isinstance(value, Tensor)]
         arrays = [name for name in operands if name not in tensors]
         if tensors and arrays:
             raise ValueError(f"give Tensors or arrays, not both: {tensors[0]} is a Tensor and {arrays[0]} is not")
         if arrays:
-            return {name: as_real(name, value) for name, value in operands.items()}
+            return {name: as_float32(as_real(name, value)) for name, value in operands.items()}
         for name, tensor in operands.items():
             if tensor.device != self.device:
                 raise ValueError(f"{name} is on {tensor.device}, the layer computes on {self.device}")
@@ -220,8 +220,7 @@ class FlashAttention:
                 if isinstance(value, Tensor):
                     lent[name] = value
                 else:
-                    array = as_float32(value).reshape(value.shape)
-                    lent[name] = stack.enter_context(Tensor(array.shape, array.dtype, self.device, array))
+                    lent[name] = stack.enter_context(Tensor(value.shape, value.dtype, self.device, value))
             yield lent
 
 
