@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -18,6 +18,14 @@ _USAGE = {"storage": 128 | 8 | 4, "uniform": 64 | 8}  # STORAGE | COPY_DST | COP
 def padded(nbytes: int) -> int:
     """Return the size of the buffer that holds ``nbytes``: a multiple of 16, never empty."""
     return max(16, (nbytes + 15) // 16 * 16)
+
+
+class Part(NamedTuple):
+    """A part of a buffer to bind: ``offset``, a multiple of 256, and ``size``, in bytes."""
+
+    buffer: Any
+    offset: int
+    size: int
 
 
 class Buffers:

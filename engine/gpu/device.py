@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from engine.devices import AdapterType, Device, DeviceInfo, DeviceUnavailable, Limits
+from engine.gpu.buffers import Part
 from engine.gpu.probe import subgroup_size
 from engine.storage import tuning_store
 
@@ -167,12 +168,11 @@ class GpuDevice(Device):
         return pipeline, (time.perf_counter() - start) * 1e3
 
     def bind_group(self, pipeline: Any, buffers: list[Any]) -> Any:
-        """Return bind group 0 of a pipeline over whole buffers, in binding order."""
+        """Return bind group 0 of a pipeline over whole buffers or a ``Part`` of them, in binding order."""
+        parts = [b if isinstance(b, Part) else Part(b, 0, b.size) for b in buffers]
         return self.raw.create_bind_group(
             layout=pipeline.get_bind_group_layout(0),
-            entries=[
-                {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}} for i, b in enumerate(buffers)
-            ],
+            entries=[{"binding": i, "resource": part._asdict()} for i, part in enumerate(parts)],
         )
 
     def _module_without_checks(self, source: str) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -138,3 +140,12 @@ class Kernel(ABC):
 
         Of a backward problem this includes the forward pass where ``inputs`` does not hold its results.
         """
+
+    def with_forward(self, problem: AttentionProblem, inputs: Inputs, device: Any) -> Inputs:
+        """Return the inputs of a backward problem with output and log-sum-exp, made where they are not there."""
+        if inputs.output is not None and inputs.lse is not None:
+            return inputs
+        with closing(self.prepare(problem.forward, inputs, device, want_lse=True)) as prepared:
+            prepared.run()
+            made = prepared.outputs()
+        return replace(inputs, output=made.output if inputs.output is None else inputs.output, lse=made.lse)

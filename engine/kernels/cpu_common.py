@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.blas import hold_blas
-from engine.cpu import CpuDevice
 from engine.devices import Limits
 from engine.inputs import Inputs
-from engine.kernels.base import Array, Gradients, Kernel, Prepared
+from engine.kernels.base import Array, Gradients, Prepared
 from engine.problem import AttentionProblem
 from engine.running import Timing
 
@@ -128,22 +125,12 @@ def add_nonfinite(
 
 
 def seen_product(weights: Array, values: Array, seen: NDArray[np.bool_]) -> Array:
-    """Return ``weights`` [rows, keys] times ``values`` [keys, n]; what is not finite is met only where it is ``seen``."""
+    """Return ``weights`` [rows, keys] times ``values`` [keys, n], what is not finite met only where it is ``seen``."""
     values = values.copy()
     keys, taken = take_nonfinite(values)
-    sums = np.matmul(weights, values)
+    sums: Array = np.matmul(weights, values)
     add_nonfinite(sums, weights, keys, taken, seen[:, keys])
     return sums
-
-
-def with_forward(kernel: Kernel, problem: AttentionProblem, inputs: Inputs, device: CpuDevice) -> Inputs:
-    """Return the inputs of a backward problem with output and log-sum-exp, from ``kernel`` where they are not there."""
-    if inputs.output is not None and inputs.lse is not None:
-        return inputs
-    with contextlib.closing(kernel.prepare(problem.forward, inputs, device, want_lse=True)) as prepared:
-        prepared.run()
-        made = prepared.outputs()
-    return replace(inputs, output=made.output if inputs.output is None else inputs.output, lse=made.lse)
 
 
 def rows_of_gradients(inputs: Inputs) -> Array:

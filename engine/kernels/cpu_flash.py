@@ -48,7 +48,6 @@ from engine.kernels.cpu_common import (
     split_scale,
     take_nonfinite,
     unsupported,
-    with_forward,
     worthwhile_threads,
 )
 from engine.problem import AttentionProblem
@@ -96,7 +95,7 @@ class CpuFlash(Kernel):
     ) -> Prepared:
         """Allocate the result and every thread's buffers, and number the keys shown."""
         if problem.backward:
-            return backward.PreparedFlashBackward(problem, with_forward(self, problem, inputs, device), device)
+            return backward.PreparedFlashBackward(problem, self.with_forward(problem, inputs, device), device)
         return _PreparedFlash(problem, inputs, device, want_lse)
 
 

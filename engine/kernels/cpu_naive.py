@@ -24,7 +24,6 @@ from engine.kernels.cpu_common import (
     run_timed,
     take_nonfinite,
     unsupported,
-    with_forward,
     worthwhile_threads,
 )
 from engine.masks import visible
@@ -61,7 +60,7 @@ class CpuNaive(Kernel):
         if problem.backward:
             from engine.kernels.cpu_naive_backward import PreparedNaiveBackward
 
-            return PreparedNaiveBackward(problem, with_forward(self, problem, inputs, device), device)
+            return PreparedNaiveBackward(problem, self.with_forward(problem, inputs, device), device)
         return _PreparedNaive(problem, inputs, device, want_lse)
 
 

@@ -1,18 +1,20 @@
-"""What the GPU kernels have in common: limits they all need, masks and outputs as buffers, running and reading back."""
+"""What the GPU kernels have in common: limits they all need, masks and results as buffers, running and reading back."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from engine.devices import Limits
 from engine.gpu.buffers import Buffers, padded, read, write
 from engine.gpu.device import GpuDevice
 from engine.gpu.timing import Dispatch, Runner
-from engine.kernels.base import MemoryUse, Outputs, Prepared, ShouldStop, Timing, never_stop
+from engine.inputs import Inputs
+from engine.kernels.base import Array, MemoryUse, Outputs, Prepared, ShouldStop, Timing, never_stop
 from engine.problem import AttentionProblem
 
 FAR = 1 << 30  # an offset beyond every row and key
@@ -85,27 +87,23 @@ def common_reason(name: str, problem: AttentionProblem, limits: Limits, predicte
 
 
 class GpuPrepared(Prepared):
-    """Buffers, dispatches and outputs of a GPU kernel that is ready to run."""
+    """Buffers and dispatches of a GPU kernel that is ready to run."""
 
-    def __init__(self, problem: AttentionProblem, device: GpuDevice, want_lse: bool) -> None:
+    def __init__(self, problem: AttentionProblem, device: GpuDevice) -> None:
         self.problem = problem
         self.device = device
         self.buffers = Buffers(device)
         self.compile_ms = 0.0
-        self.want_lse = want_lse
-        self._stored = np.dtype(np.float16 if problem.dtype == "f16" else np.float32)
         self._dispatches: list[Dispatch] = []
         self._runner: Runner | None = None
 
-    def common_buffers(self, q: Any, k: Any, v: Any) -> None:
-        """Upload Q, K, V and the key mask, and allocate the output and log-sum-exp."""
-        self.query = self.buffers.upload("query", q)
-        self.key = self.buffers.upload("key", k)
-        self.value = self.buffers.upload("value", v)
+    def upload(self, inputs: Inputs) -> None:
+        """Upload Q, K, V and the key mask."""
+        self.query = self.buffers.upload("query", inputs.q)
+        self.key = self.buffers.upload("key", inputs.k)
+        self.value = self.buffers.upload("value", inputs.v)
         self.upload_ms = self.buffers.upload_ms
         self.mask = self.buffers.upload("key_mask", mask_bits(self.problem))
-        self.output = self.buffers.storage("output", tensor_buffers(self.problem)[3])
-        self.lse = self.buffers.storage("lse", lse_bytes(self.problem, self.want_lse))
 
     def dispatch(
         self, source: str, bindings: str, params: NDArray[Any], buffers: list[Any], workgroups: int, cost: float
@@ -137,26 +135,8 @@ class GpuPrepared(Prepared):
         """Run once, without looking at the GPU's clock."""
         Runner(self.device, self._dispatches, timed=False).run(1)
 
-    def poison(self) -> None:
-        """Fill the output and log-sum-exp with NaN."""
-        write(self.device, self.output, np.full(self.output.size // self._stored.itemsize, np.nan, self._stored))
-        write(self.device, self.lse, np.full(self.lse.size // 4, np.nan, np.float32))
-
-    def outputs(self) -> Outputs:
-        """Read the output, and the log-sum-exp where it was asked for, back from the GPU."""
-        problem = self.problem
-        start = time.perf_counter()
-        stored = read(self.device, self.output, int(np.prod(problem.output_shape)), self._stored)
-        output = stored.astype(np.float32, copy=False).reshape(problem.output_shape)
-        self.readback_ms = (time.perf_counter() - start) * 1e3
-        lse = None
-        if self.want_lse:
-            shape = problem.output_shape[:3]
-            lse = read(self.device, self.lse, int(np.prod(shape))).reshape(shape)
-        return Outputs(output, lse)
-
     def memory(self) -> MemoryUse:
-        """Return the ledger: every buffer this kernel holds, and of it what is not Q, K, V or the output."""
+        """Return the ledger: every buffer this kernel holds, and of it what is not one of the problem's tensors."""
         return MemoryUse(self.buffers.total - self.problem.tensor_bytes, self.buffers.total)
 
     def close(self) -> None:
@@ -165,3 +145,37 @@ class GpuPrepared(Prepared):
             self._runner.close()
             self._runner = None
         self.buffers.destroy()
+
+    def _read(self, buffer: Any, shape: tuple[int, ...], stored: DTypeLike = np.float32) -> Array:
+        """Return a buffer's elements in float32."""
+        return read(self.device, buffer, math.prod(shape), stored).astype(np.float32, copy=False).reshape(shape)
+
+    def _fill_with_nan(self, buffer: Any, stored: DTypeLike = np.float32) -> None:
+        write(self.device, buffer, np.full(buffer.size // np.dtype(stored).itemsize, np.nan, stored))
+
+
+class GpuForward(GpuPrepared):
+    """A forward pass that is ready to run."""
+
+    def __init__(self, problem: AttentionProblem, device: GpuDevice, want_lse: bool) -> None:
+        super().__init__(problem, device)
+        self.want_lse = want_lse
+        self._stored = np.dtype(np.float16 if problem.dtype == "f16" else np.float32)
+
+    def common_buffers(self, inputs: Inputs) -> None:
+        """Upload Q, K, V and the key mask, and allocate the output and log-sum-exp."""
+        self.upload(inputs)
+        self.output = self.buffers.storage("output", tensor_buffers(self.problem)[3])
+        self.lse = self.buffers.storage("lse", lse_bytes(self.problem, self.want_lse))
+
+    def poison(self) -> None:
+        """Fill the output and log-sum-exp with NaN."""
+        self._fill_with_nan(self.output, self._stored)
+        self._fill_with_nan(self.lse)
+
+    def outputs(self) -> Outputs:
+        """Read the output, and the log-sum-exp where it was asked for, back from the GPU."""
+        start = time.perf_counter()
+        output = self._read(self.output, self.problem.output_shape, self._stored)
+        self.readback_ms = (time.perf_counter() - start) * 1e3
+        return Outputs(output, self._read(self.lse, self.problem.output_shape[:3]) if self.want_lse else None)

@@ -25,10 +25,11 @@ from engine.gpu.device import GpuDevice
 from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
 from engine.inputs import Inputs
+from engine.kernels import gpu_flash_backward as backward
 from engine.kernels.base import Kernel, Prepared
 from engine.kernels.gpu import (
     CHUNK_BYTES,
-    GpuPrepared,
+    GpuForward,
     common_reason,
     lse_bytes,
     mask_bytes,
@@ -70,16 +71,21 @@ class GpuFlash(Kernel):
         """Return None when the problem fits, else the reason with the figures that clash."""
         if problem.dtype == "f16" and not limits.f16:
             return "this device does not offer shader-f16; run it with dtype f32"
-        variant = choose_variant(problem, limits)
-        if variant is None:
+        if problem.backward and problem.dtype != "f32":
+            return f"{self.name} is raced backward in f32 only, not {problem.dtype}"
+        scratch = _scratch_of(problem, limits)
+        if scratch is None:
             return f"no tile fits this device's {limits.workgroup_bytes} bytes of workgroup memory"
-        for label, nbytes in _scratch(problem, variant).items():
+        for label, nbytes in scratch.items():
             if nbytes > limits.binding_bytes:
                 return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
         return common_reason(self.name, problem, limits, self.predict(problem, limits))
 
     def predict(self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False) -> int:
         """Return the bytes of all its buffers."""
+        if problem.backward:
+            tiles = backward.choose_tiles(problem, limits)
+            return 0 if tiles is None else backward.predict(problem, tiles)
         variant = choose_variant(problem, limits)
         if variant is None:
             return 0
@@ -89,21 +95,26 @@ class GpuFlash(Kernel):
         )  # fmt: skip
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
-        """Return the variants worth measuring, what is chosen untuned first. Pure."""
-        return list(candidates(problem, limits))
+        """Return the variants worth measuring, what is chosen untuned first; backward there is no choice. Pure."""
+        return [] if problem.backward else list(candidates(problem, limits))
 
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: GpuDevice, *, want_lse: bool = False
     ) -> Prepared:
         """Compile the passes and upload the inputs."""
+        if problem.backward:
+            tiles = backward.choose_tiles(problem, device.limits)
+            if tiles is None:
+                raise ValueError(self.supports(problem, device.limits))
+            return backward.prepare(problem, self.with_forward(problem, inputs, device), device, tiles)
         variant = choose_variant(problem, device.limits)
         if variant is None:
             raise ValueError(self.supports(problem, device.limits))
-        prepared = GpuPrepared(problem, device, want_lse)
+        prepared = GpuForward(problem, device, want_lse)
         try:
             inputs = without_hidden_garbage(problem, inputs)
             prepared.variant = str(variant)
-            prepared.common_buffers(inputs.q, inputs.k, inputs.v)
+            prepared.common_buffers(inputs)
             scratch = {name: prepared.buffers.storage(name, n) for name, n in _scratch(problem, variant).items()}
             careful = has_nonfinite(inputs)
             passes: list[Dispatch] = []
@@ -119,6 +130,15 @@ class GpuFlash(Kernel):
             prepared.close()
             raise
         return prepared
+
+
+def _scratch_of(problem: AttentionProblem, limits: Limits) -> dict[str, int] | None:
+    """Return the scratch buffers the problem needs, by name, in bytes; None where no variant fits."""
+    if problem.backward:
+        tiles = backward.choose_tiles(problem, limits)
+        return None if tiles is None else backward.scratch_bytes(problem, tiles)
+    variant = choose_variant(problem, limits)
+    return None if variant is None else _scratch(problem, variant)
 
 
 def _scratch(problem: AttentionProblem, variant: Variant) -> dict[str, int]:
@@ -146,7 +166,7 @@ def _uniform_bytes(problem: AttentionProblem, variant: Variant) -> int:
     return sum(params + CHUNK_BYTES for params in passes)
 
 
-def _layouts(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any]) -> list[Dispatch]:
+def _layouts(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any]) -> list[Dispatch]:
     """Return the passes that re-lay K and, where need be, V."""
     problem = prepared.problem
     depth = variant.depth_stored(problem.head_dim)
@@ -162,7 +182,7 @@ def _layouts(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any]) -> 
     return passes
 
 
-def _tiles(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any], careful: bool) -> Dispatch:
+def _tiles(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any], careful: bool) -> Dispatch:
     """Return the main pass over tiles."""
     problem = prepared.problem
     source = render(
@@ -195,7 +215,7 @@ def _tiles(prepared: GpuPrepared, variant: Tiles, scratch: dict[str, Any], caref
     return prepared.dispatch(source, "rrrrww", params, buffers, workgroups, _workgroup_flops(problem, variant))
 
 
-def _decode(prepared: GpuPrepared, variant: Decode, scratch: dict[str, Any], careful: bool) -> Dispatch:
+def _decode(prepared: GpuForward, variant: Decode, scratch: dict[str, Any], careful: bool) -> Dispatch:
     """Return the main pass over streams of keys."""
     problem = prepared.problem
     source = render(
@@ -220,7 +240,7 @@ def _decode(prepared: GpuPrepared, variant: Decode, scratch: dict[str, Any], car
     return prepared.dispatch(source, "rrrrww", params, buffers, kv_pairs * row_tiles * variant.splits, cost)
 
 
-def _combine(prepared: GpuPrepared, variant: Variant, scratch: dict[str, Any]) -> Dispatch:
+def _combine(prepared: GpuForward, variant: Variant, scratch: dict[str, Any]) -> Dispatch:
     """Return the pass that joins the parts of split keys."""
     problem = prepared.problem
     columns = max(8, power_of_two(-(-problem.head_dim_v // 4)))
@@ -232,14 +252,14 @@ def _combine(prepared: GpuPrepared, variant: Variant, scratch: dict[str, Any]) -
     return prepared.dispatch(source, "rrww", params, buffers, rows, 256.0 * variant.splits)
 
 
-def _results(prepared: GpuPrepared, scratch: dict[str, Any]) -> list[Any]:
+def _results(prepared: GpuForward, scratch: dict[str, Any]) -> list[Any]:
     """Return the two buffers a main pass writes: output and log-sum-exp, or the parts of them."""
     if "partial outputs" in scratch:
         return [scratch["partial outputs"], scratch["partial sums"]]
     return [prepared.output, prepared.lse]
 
 
-def _params(prepared: GpuPrepared, second: tuple[int, ...], third: tuple[int, ...]) -> NDArray[np.uint32]:
+def _params(prepared: GpuForward, second: tuple[int, ...], third: tuple[int, ...]) -> NDArray[np.uint32]:
     """Return the parameters of a main pass: shapes, two rows of four of its own, masks, bits, scale and softcap."""
     problem = prepared.problem
     params = np.zeros(_PARAMS_BYTES // 4, np.uint32)

@@ -20,7 +20,7 @@ from engine.inputs import Inputs
 from engine.kernels.base import Kernel, Prepared
 from engine.kernels.gpu import (
     CHUNK_BYTES,
-    GpuPrepared,
+    GpuForward,
     common_reason,
     lse_bytes,
     mask_bytes,
@@ -33,8 +33,8 @@ from engine.kernels.gpu import (
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
 
-_TILE = 64
-_PARAMS_BYTES = 48  # of each of the three passes
+TILE = 64
+PARAMS_BYTES = 48  # of each of the three passes
 
 
 class GpuNaive(Kernel):
@@ -57,23 +57,31 @@ class GpuNaive(Kernel):
 
     def predict(self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False) -> int:
         """Return the bytes of all its buffers."""
+        if problem.backward:
+            from engine.kernels import gpu_naive_backward
+
+            return gpu_naive_backward.predict(problem, limits)
         pair = 4 * problem.seq_q * problem.seq_k
-        groups = list(_groups(problem, limits)) if pair <= limits.binding_bytes else [(0, problem.pairs)]
+        grouped = list(groups(problem, limits)) if pair <= limits.binding_bytes else [(0, problem.pairs)]
         return (
             sum(tensor_buffers(problem)) + mask_bytes(problem) + lse_bytes(problem, want_lse)
-            + sum(padded(pairs * pair) + 3 * (_PARAMS_BYTES + CHUNK_BYTES) for _, pairs in groups)
+            + sum(padded(pairs * pair) + 3 * (PARAMS_BYTES + CHUNK_BYTES) for _, pairs in grouped)
         )  # fmt: skip
 
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: GpuDevice, *, want_lse: bool = False
     ) -> Prepared:
         """Compile the passes and upload the inputs."""
-        prepared = GpuPrepared(problem, device, want_lse)
+        if problem.backward:
+            from engine.kernels import gpu_naive_backward
+
+            return gpu_naive_backward.prepare(problem, self.with_forward(problem, inputs, device), device)
+        prepared = GpuForward(problem, device, want_lse)
         try:
             inputs = without_hidden_garbage(problem, inputs)
-            prepared.common_buffers(inputs.q, inputs.k, inputs.v)
+            prepared.common_buffers(inputs)
             dispatches: list[Dispatch] = []
-            for first_pair, pairs in _groups(problem, device.limits):
+            for first_pair, pairs in groups(problem, device.limits):
                 dispatches += _passes(prepared, first_pair, pairs, careful=has_nonfinite(inputs))
             prepared.ready(dispatches)
         except BaseException:
@@ -82,27 +90,27 @@ class GpuNaive(Kernel):
         return prepared
 
 
-def _passes(prepared: GpuPrepared, first_pair: int, pairs: int, careful: bool) -> list[Dispatch]:
+def _passes(prepared: GpuForward, first_pair: int, pairs: int, careful: bool) -> list[Dispatch]:
     """Return the three dispatches for ``pairs`` pairs from ``first_pair`` on, with a score buffer of their own."""
     problem, limits = prepared.problem, prepared.device.limits
     scores = prepared.buffers.storage("scores", 4 * pairs * problem.seq_q * problem.seq_k)
-    unroll = 4 if limits.software else 16
+    unroll = unroll_for(limits)
     threads = 64 if problem.seq_k <= 1024 else 256
-    cols = 32 if problem.head_dim_v <= 32 else _TILE
-    row_tiles, key_tiles = -(-problem.seq_q // _TILE), -(-problem.seq_k // _TILE)
+    cols = 32 if problem.head_dim_v <= 32 else TILE
+    row_tiles, key_tiles = -(-problem.seq_q // TILE), -(-problem.seq_k // TILE)
     column_tiles = -(-problem.head_dim_v // cols)
-    prepared.variant = f"{_TILE}x{_TILE} block 4x4 unroll {unroll}"
+    prepared.variant = f"{TILE}x{TILE} block 4x4 unroll {unroll}"
 
-    products = np.zeros(_PARAMS_BYTES // 4, np.uint32)
+    products = np.zeros(PARAMS_BYTES // 4, np.uint32)
     products[:8] = (
         problem.seq_q, problem.seq_k, problem.head_dim, row_tiles, key_tiles, problem.group, first_pair, pairs,
     )  # fmt: skip
     products[8:10].view(np.float32)[:] = (problem.scale, problem.softcap or 0.0)
-    softmax = np.zeros(_PARAMS_BYTES // 4, np.uint32)
+    softmax = np.zeros(PARAMS_BYTES // 4, np.uint32)
     softmax[:4] = (problem.seq_q, problem.seq_k, problem.heads, mask_words(problem))
     softmax[4:6].view(np.int32)[:] = row_offsets(problem)
     softmax[6:11] = (first_pair, pairs * problem.seq_q, *special_bits(), prepared.want_lse)
-    combined = np.zeros(_PARAMS_BYTES // 4, np.uint32)
+    combined = np.zeros(PARAMS_BYTES // 4, np.uint32)
     combined[:8] = (
         problem.seq_q, problem.seq_k, problem.head_dim_v, row_tiles, column_tiles, problem.group, first_pair, pairs,
     )  # fmt: skip
@@ -113,7 +121,7 @@ def _passes(prepared: GpuPrepared, first_pair: int, pairs: int, careful: bool) -
             products,
             [prepared.query, prepared.key, scores],
             pairs * row_tiles * key_tiles,
-            2.0 * _TILE * _TILE * max(problem.head_dim, 16),
+            2.0 * TILE * TILE * max(problem.head_dim, 16),
         ),
         prepared.dispatch(
             render("gpu_naive_softmax", threads=threads, careful=careful),
@@ -129,12 +137,17 @@ def _passes(prepared: GpuPrepared, first_pair: int, pairs: int, careful: bool) -
             combined,
             [scores, prepared.value, prepared.output],
             pairs * row_tiles * column_tiles,
-            2.0 * _TILE * cols * max(problem.seq_k, 16),
+            2.0 * TILE * cols * max(problem.seq_k, 16),
         ),
     ]
 
 
-def _groups(problem: AttentionProblem, limits: Limits) -> Iterator[tuple[int, int]]:
+def unroll_for(limits: Limits) -> int:
+    """Return the steps of a product that are unrolled: software adapters compile slowly."""
+    return 4 if limits.software else 16
+
+
+def groups(problem: AttentionProblem, limits: Limits) -> Iterator[tuple[int, int]]:
     """Yield (first pair, pairs) of each score buffer: as many whole pairs as a binding may span."""
     step = max(1, min(limits.binding_bytes, limits.buffer_bytes) // padded(4 * problem.seq_q * problem.seq_k))
     for first in range(0, problem.pairs, step):

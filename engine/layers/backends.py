@@ -21,7 +21,8 @@ from engine.devices import Limits
 from engine.gpu.buffers import Buffers, copy, padded, read
 from engine.gpu.heads import Swap, swap_bytes, swap_heads
 from engine.inputs import Inputs
-from engine.kernels.gpu import GpuPrepared
+from engine.kernels.gpu import GpuForward
+from engine.kernels.gpu_backward import GpuBackward
 from engine.kernels.registry import get_kernel
 from engine.layers.gpu_context import GpuContext
 from engine.layers.tensor import Place, Tensor
@@ -143,14 +144,14 @@ class GpuBackend(Backend):
             inputs = Inputs(**split, nonfinite=bool(read(device, flag, 1, np.uint32)[0]))
             kernel = get_kernel(self.flash)
             with closing(kernel.prepare(problem, inputs, device, want_lse=want_lse)) as prepared:
-                assert isinstance(prepared, GpuPrepared)
+                assert isinstance(prepared, GpuForward | GpuBackward)
                 prepared.launch()
                 results, swaps = [], []
-                for name, buffer in _results(problem, prepared).items():
+                for name, buffer in _results(prepared).items():
                     results.append(Tensor(given[name].shape, given[name].dtype, self._context))
                     swaps.append(Swap(buffer, _sizes(problem, name), results[-1].storage()))
                 swap_heads(device, swaps, problem.dtype, flag)
-                if want_lse:
+                if isinstance(prepared, GpuForward) and want_lse:
                     results.append(Tensor(_lse_shape(problem, given["q"]), np.float32, self._context))
                     copy(device, prepared.lse, results[-1].storage())
                 return results
@@ -158,10 +159,10 @@ class GpuBackend(Backend):
             held.destroy()
 
 
-def _results(problem: AttentionProblem, prepared: GpuPrepared) -> dict[str, Any]:
+def _results(prepared: GpuForward | GpuBackward) -> dict[str, Any]:
     """Return the buffers that a kernel leaves its result in, under the names of what they answer to."""
-    if problem.backward:
-        raise NotImplementedError
+    if isinstance(prepared, GpuBackward):
+        return {"q": prepared.dq, "k": prepared.dk, "v": prepared.dv}
     return {"q": prepared.output}
 
 

@@ -1,0 +1,80 @@
+"""What the backward passes of the GPU kernels have in common: their tensors, and a first pass over the rows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from engine.gpu.buffers import padded
+from engine.gpu.device import GpuDevice
+from engine.gpu.shaders import render
+from engine.gpu.timing import Dispatch
+from engine.inputs import Inputs
+from engine.kernels.base import Gradients
+from engine.kernels.gpu import CHUNK_BYTES, GpuPrepared, mask_bytes, special_bits, tensor_buffers
+from engine.problem import AttentionProblem
+
+_ROWS_PARAMS_BYTES = 16
+_THREADS = 64
+
+
+def common_bytes(problem: AttentionProblem) -> int:
+    """Return the bytes of the buffers that every backward kernel holds: tensors, key mask, and what rows need."""
+    rows = 4 * problem.pairs * problem.seq_q
+    tensors = 2 * sum(tensor_buffers(problem)) + padded(rows)
+    return tensors + mask_bytes(problem) + padded(2 * rows) + _ROWS_PARAMS_BYTES + CHUNK_BYTES
+
+
+class GpuBackward(GpuPrepared):
+    """A backward pass that is ready to run.
+
+    ``inputs`` hold the gradient of the output, the output and the log-sum-exp. ``rows`` is a buffer of two numbers for
+    each row, see shaders/gpu_backward_rows, filled by the dispatch ``rows_pass``.
+    """
+
+    def __init__(self, problem: AttentionProblem, device: GpuDevice) -> None:
+        super().__init__(problem, device)
+        q, k, v, _ = tensor_buffers(problem)
+        self.dq, self.dk, self.dv = (
+            self.buffers.storage(name, nbytes) for name, nbytes in (("dq", q), ("dk", k), ("dv", v))
+        )
+
+    def common_buffers(self, inputs: Inputs) -> Dispatch:
+        """Upload all tensors and return the first pass."""
+        problem = self.problem
+        self.upload(inputs)
+        self.grad_output = self.buffers.upload("grad_output", _there(inputs.grad_output))
+        output = self.buffers.upload("output", _there(inputs.output))
+        lse = self.buffers.upload("lse", _there(inputs.lse))
+        self.upload_ms = self.buffers.upload_ms
+        rows = problem.pairs * problem.seq_q
+        self.rows = self.buffers.storage("rows", 8 * rows)
+        return self.dispatch(
+            render("gpu_backward_rows"),
+            "rrrw",
+            np.array([rows, problem.head_dim_v, special_bits()[0], 0], np.uint32),
+            [self.grad_output, output, lse, self.rows],
+            -(-rows // _THREADS),
+            4.0 * _THREADS * problem.head_dim_v,
+        )
+
+    def poison(self) -> None:
+        """Fill the gradients with NaN."""
+        for buffer in (self.dq, self.dk, self.dv):
+            self._fill_with_nan(buffer)
+
+    def gradients(self) -> Gradients:
+        """Read the gradients back from the GPU."""
+        problem = self.problem
+        start = time.perf_counter()
+        dq = self._read(self.dq, problem.q_shape)
+        dk, dv = self._read(self.dk, problem.k_shape), self._read(self.dv, problem.v_shape)
+        self.readback_ms = (time.perf_counter() - start) * 1e3
+        return Gradients(dq, dk, dv)
+
+
+def _there(array: Any) -> Any:
+    assert array is not None
+    return array
