@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from engine.layers.backends import backend
 from engine.layers.gpu_context import GpuContext
 from engine.layers.memory import MemoryEstimate
 from engine.layers.tensor import Place, Tensor, place
-from engine.problem import MAX_HEAD_DIM, AttentionProblem
+from engine.problem import MAX_HEAD_DIM, AttentionProblem, Direction
 from engine.units import ratio, size
 
 
@@ -27,11 +27,11 @@ class FlashAttentionGrads(NamedTuple):
 
 
 class LayerMemory(msgspec.Struct, frozen=True):
-    """What a forward call holds.
+    """What a call holds.
 
     ``scores``: of one head in float32, the matrix [seq, seq] against the accumulator [seq, head_dim]. ``call``: of all
-    heads at the call's peak on the layer's device, everything counted: q, k, v and output as given, their copies split
-    into heads, and what the kernel needs beside them.
+    heads at the call's peak on the layer's device, with everything counted: operands as given and results, their copies
+    split into heads, and what the kernel needs beside them.
     """
 
     scores: MemoryEstimate
@@ -76,10 +76,6 @@ class FlashAttention:
         self.device: Place = place(device)
         self._backend = backend(self.device)
 
-    @overload
-    def forward(self, q: Any, k: Any, v: Any, *, return_lse: Literal[False] = ...) -> Any: ...
-    @overload
-    def forward(self, q: Any, k: Any, v: Any, *, return_lse: Literal[True]) -> tuple[Any, Any]: ...
     def forward(self, q: Any, k: Any, v: Any, *, return_lse: bool = False) -> Any:
         """Return the attention of ``q`` to ``k`` and ``v``, of the shape and kind of ``q``.
 
@@ -105,7 +101,7 @@ class FlashAttention:
 
         ``q``, ``k``, ``v`` and ``output`` are those of ``forward``, ``grad_output`` is shaped like ``output``. With
         ``lse`` from ``forward(..., return_lse=True)`` the forward pass is not run again. Kinds, layouts and errors
-        as in ``forward``.
+        as in ``forward``, but of Tensors on a GPU only float32 ones have gradients.
         """
         known = {} if lse is None else {"lse": lse}
         given = self._given(q=q, k=k, v=v, output=output, grad_output=grad_output, **known)
@@ -130,12 +126,12 @@ class FlashAttention:
             f"attention: {verdict}"
         )
 
-    def memory_estimate(self, seq_len: int, batch: int = 1) -> LayerMemory:
-        """Return what a forward call over ``seq_len`` queries and keys holds, in bytes."""
+    def memory_estimate(self, seq_len: int, batch: int = 1, direction: Direction = "forward") -> LayerMemory:
+        """Return what a call over ``seq_len`` queries and keys holds, in bytes; a backward one is given ``lse``."""
         scores = self._scores(seq_len)
         if seq_len == 0:
             return LayerMemory(scores, MemoryEstimate.of(0, 0))
-        problem = self._sized(batch, seq_len, seq_len)
+        problem = msgspec.structs.replace(self._sized(batch, seq_len, seq_len), direction=direction)
         here = self._backend
         limits = here.limits()
         naive, flash = (here.held_bytes(kernel, problem, limits) for kernel in (here.naive, here.flash))
@@ -165,8 +161,9 @@ class FlashAttention:
         for name, tensor in operands.items():
             if tensor.device != self.device:
                 raise ValueError(f"{name} is on {tensor.device}, the layer computes on {self.device}")
-            if name != "lse" and tensor.dtype != operands["q"].dtype:
-                raise ValueError(f"q and {name} must have one dtype, got {operands['q'].dtype} and {tensor.dtype}")
+            wanted = np.dtype(np.float32) if name == "lse" else operands["q"].dtype
+            if tensor.dtype != wanted:
+                raise ValueError(f"{name} must hold {wanted} beside q of {operands['q'].dtype}, got {tensor.dtype}")
             tensor.storage()  # raises where it is closed, or the thread is another
         return operands
 
@@ -193,7 +190,7 @@ class FlashAttention:
         return [*batch, seq, heads, self.head_dim] if rank == 4 else [*batch, seq, heads * self.head_dim]
 
     def _problem(self, given: Mapping[str, Any]) -> AttentionProblem:
-        """Return the problem that the shapes make. Raises ValueError where they make none that fits the device."""
+        """Return the problem that the shapes make. Raises ValueError where they make none."""
         rank = len(given["q"].shape)
         if rank not in (2, 3, 4):
             layouts = " or ".join(_text(self._axes("q", rank)) for rank in (2, 3, 4))

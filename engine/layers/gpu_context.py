@@ -26,11 +26,14 @@ class GpuContext:
 
     def __new__(cls, selector: str = "auto") -> GpuContext:
         """Return the context of that adapter."""
-        device = open_gpu(selector)
-        if device not in _contexts:
-            _contexts[device] = context = super().__new__(cls)
-            context.device, context.orphans = device, deque()
-        return _contexts[device]
+        if selector not in _opened:
+            device = open_gpu(selector)
+            context = next((known for known in _opened.values() if known.device is device), None)
+            if context is None:
+                context = super().__new__(cls)
+                context.device, context.orphans = device, deque()
+            _opened[selector] = context
+        return _opened[selector]
 
     @property
     def adapter(self) -> DeviceInfo:
@@ -46,4 +49,4 @@ class GpuContext:
         return f"GpuContext({self.adapter.name!r}, {self.adapter.adapter_type}, {self.adapter.backend})"
 
 
-_contexts: dict[GpuDevice, GpuContext] = {}
+_opened: dict[str, GpuContext] = {}  # by selector; opening again would set the device's limits back

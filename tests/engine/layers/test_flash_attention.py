@@ -1,8 +1,9 @@
-"""The multi-head layer: its layouts, kinds and devices against each other and the reference, its memory, its refusals."""
+"""The multi-head layer: layouts, kinds and devices against each other and the reference, memory, and refusals."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def test_every_layout_and_kind_gives_the_reference(device: str, causal: bool, kv
     problem = problem_of(causal, kv_heads)
     inputs = seeded(problem, 1)
     layer = layer_of(problem, device)
-    want, want_lse, _ = reference(problem, inputs)
+    _, want_lse, _ = reference(problem, inputs)
     wide, wide_lse = layer.forward(*given(inputs, 3), return_lse=True)
     assert wide.dtype == wide_lse.dtype == np.float32
     assert verify(expect(problem, inputs), wide.reshape(BATCH, 9, HEADS, HEAD_DIM).swapaxes(1, 2)).verified
@@ -239,6 +240,9 @@ def test_the_estimate_of_a_whole_call_is_what_the_gpu_holds(
     array = random(2, seq, 16 * heads)
     estimate = layer.memory_estimate(seq, batch=2).call
     assert gpu_peak(layer, lambda: layer.forward(array, array, array), monkeypatch) == estimate.flash_bytes
+    output, lse = layer.forward(array, array, array, return_lse=True)
+    held = gpu_peak(layer, lambda: layer.backward(*[array] * 3, output, array, lse=lse), monkeypatch)
+    assert held == layer.memory_estimate(seq, batch=2, direction="backward").call.flash_bytes
 
 
 @pytest.mark.parametrize("heads", [1, 4])
@@ -247,9 +251,13 @@ def test_the_estimate_of_a_whole_call_is_what_the_cpu_holds(heads: int) -> None:
     q, k, v = (random(512, 32 * heads, seed=seed) for seed in range(3))
     layer.forward(q, k, v)
     with traced() as trace:
-        layer.forward(q, k, v)
+        output, lse = layer.forward(q, k, v, return_lse=True)
     want = layer.memory_estimate(512).call.flash_bytes - 3 * q.nbytes
     assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10)
+    with traced() as trace:
+        layer.backward(q, k, v, output, q, lse=lse)
+    want = layer.memory_estimate(512, direction="backward").call.flash_bytes - 5 * q.nbytes - lse.nbytes
+    assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (trace.peak_bytes, want)
 
 
 def test_scratch_grows_with_the_sequence_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +267,9 @@ def test_scratch_grows_with_the_sequence_not_with_its_square(monkeypatch: pytest
         array = random(seq, 16)
         peaks.append(gpu_peak(layer, lambda array=array: layer.forward(array, array, array), monkeypatch))
     assert peaks[2] - peaks[1] == 2 * (peaks[1] - peaks[0])
-    for device in PLACES:
+    for device, direction in itertools.product(PLACES, ("forward", "backward")):
         wide = FlashAttention(512, 8, device=device)
-        short, long = (wide.memory_estimate(seq).call for seq in (65_536, 131_072))
+        short, long = (wide.memory_estimate(seq, direction=direction).call for seq in (65_536, 131_072))
         assert long.flash_bytes < 2.01 * short.flash_bytes
         assert long.naive_bytes > 3.9 * short.naive_bytes
         assert long.reduction_ratio > 0.99
@@ -325,7 +333,7 @@ ONE = np.ones((1, 4, 8), np.float32)
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ((ONE[0, 0], ONE, ONE), r"q must be \[seq_q, 8\] or \[batch, seq_q, 8\] or \[batch, seq_q, 4, 2\], got .* \[8\]"),
+        ((ONE[0, 0], ONE, ONE), r"q must be \[seq_q, 8\] or \[batch, seq_q, 8\] or \[batch, seq_q, 4, 2\], .* \[8\]"),
         ((ONE[..., :6], ONE, ONE), r"q must be \[batch, seq_q, 8\], got shape \[1, 4, 6\]"),
         ((ONE, ONE, ONE), r"k must be \[batch, seq_k, 4\] beside q of shape \[1, 4, 8\], got shape \[1, 4, 8\]"),
         ((ONE, ONE[0, :, :4], ONE[..., :4]), r"k must be \[batch, seq_k, 4\] beside q"),
@@ -357,7 +365,7 @@ def test_kinds_and_devices_are_not_mixed() -> None:
         ((here, ONE, here), "give Tensors or arrays, not both: q is a Tensor and k is not"),
         ((here, here, there), "v is on cpu, the layer computes on GpuContext"),
         ((here, closed, here), r"tensor of shape \[1, 4, 8\] is closed"),
-        ((here, half, half), "q and k must have one dtype, got float32 and float16"),
+        ((here, half, half), "k must hold float32 beside q of float32, got float16"),
     ):
         with pytest.raises(ValueError, match=words):
             layer.forward(*tensors)
@@ -458,8 +466,22 @@ def test_what_does_not_fit_the_forward_pass_is_refused(device: str) -> None:
     for output, grad_output, lse, words in (
         (x[:, :3], x, None, "q and output must agree in seq_q, got 4 and 3"),
         (x, x[0], None, r"grad_output must be \[batch, seq_q, 8\] beside q of shape \[1, 4, 8\], got shape \[4, 8\]"),
-        (x, x, np.ones((1, 3, 4)), r"lse must be \[batch, 2, seq_q\] beside q of shape \[1, 4, 8\], got .* \[1, 3, 4\]"),
+        (x, x, np.ones((1, 3, 4)), r"lse must be \[batch, 2, seq_q\] beside q of .* \[1, 4, 8\], got .* \[1, 3, 4\]"),
         (x, Tensor.from_numpy(x, device), None, "give Tensors or arrays, not both"),
     ):
         with pytest.raises(ValueError, match=words):
             layer.backward(x, x, x, output, grad_output, lse=lse)
+    there, half = Tensor.from_numpy(x, device), Tensor.zeros((1, 2, 4), np.float16, device)
+    with pytest.raises(ValueError, match="lse must hold float32 beside q of float32, got float16"):
+        layer.backward(*[there] * 5, lse=half)
+
+
+def test_gradients_of_half_precision() -> None:
+    x = random(1, 4, 8).astype(np.float16)
+    on_cpu, on_gpu = (Tensor.from_numpy(x, device) for device in PLACES)
+    wide = FlashAttention(8, 2, device="cpu").backward(*[x.astype(np.float32)] * 5)
+    for one, other in zip(FlashAttention(8, 2, device="cpu").backward(*[on_cpu] * 5), wide, strict=True):
+        assert one.dtype == np.float16
+        np.testing.assert_allclose(one.numpy(), other, rtol=2**-10, atol=1e-6)
+    with pytest.raises(ValueError, match="backward in f32 only"):
+        FlashAttention(8, 2).backward(*[on_gpu] * 5)

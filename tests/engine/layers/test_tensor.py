@@ -151,6 +151,7 @@ def test_there_is_one_context_for_each_adapter() -> None:
 
 def test_without_an_adapter_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.gpu.device.list_devices", list)
+    monkeypatch.setattr("engine.layers.gpu_context._opened", {})
     for make in (GpuContext, lambda: Tensor.zeros((2,)), lambda: Tensor.from_numpy([1.0])):
         with pytest.raises(DeviceUnavailable, match="install"):
             make()
