@@ -185,5 +185,6 @@ def _lse_shape(problem: AttentionProblem, q: Tensor) -> tuple[int, ...]:
 
 def _joined(result: NDArray[np.float32], like: Tensor) -> Tensor:
     """Return a result [batch, heads, seq, width] as a tensor of the shape and dtype of ``like``, on the CPU."""
-    array = np.ascontiguousarray(result.swapaxes(1, 2), like.dtype).reshape(like.shape)
+    with np.errstate(over="ignore"):  # a gradient too large for float16 becomes infinite
+        array = np.ascontiguousarray(result.swapaxes(1, 2), like.dtype).reshape(like.shape)
     return Tensor(like.shape, like.dtype, "cpu", array)

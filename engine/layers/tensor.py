@@ -43,22 +43,26 @@ class Tensor:
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: DTypeLike, device: Place, array: NDArray[Any] | None = None
+        self,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        device: str | GpuContext | None,
+        array: NDArray[Any] | None = None,
     ) -> None:
         """For ``from_numpy``, ``zeros`` and layers: it holds ``array``, on the CPU the very same, or zeros."""
         self.shape = _shape(shape)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float16):
             raise ValueError(f"a tensor holds float32 or float16, not {self.dtype}")
-        self.device: Place = device
+        self.device: Place = place(device)
         self._held: Any
-        if isinstance(device, GpuContext):
-            self._held, buffers = _allocate(device, self.nbytes)
-            self._free = weakref.finalize(self, _free, device, buffers)
-            self._free.atexit = False  # the driver goes with the process, perhaps before
+        if isinstance(self.device, GpuContext):
+            self._held, buffers = _allocate(self.device, self.nbytes)
+            self._release = weakref.finalize(self, _free, self.device, buffers)
+            self._release.atexit = False  # the driver goes with the process, perhaps before
             if array is not None:
-                write(device.device, self._held, array)
-                device.device.wait()
+                write(self.device.device, self._held, array)
+                self.device.device.wait()
         else:
             self._held = np.zeros(self.shape, self.dtype) if array is None else array
 
@@ -80,7 +84,7 @@ class Tensor:
         cls, shape: Sequence[int], dtype: DTypeLike = np.float32, device: str | GpuContext | None = None
     ) -> Tensor:
         """Return a tensor of zeros, float32 or float16; ``device`` and errors as in ``from_numpy``."""
-        return cls(shape, dtype, place(device))
+        return cls(shape, dtype, device)
 
     def numpy(self) -> NDArray[Any]:
         """Return a copy of the numbers as an array of the same shape and dtype."""
@@ -102,7 +106,7 @@ class Tensor:
         """Free the memory. Safe to call twice."""
         self._held = None
         if isinstance(self.device, GpuContext):
-            self._free()
+            self._release()
 
     @property
     def closed(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from engine.gpu.buffers import Buffers, read
 from engine.gpu.device import open_gpu
@@ -33,3 +34,17 @@ def test_the_middle_axes_are_swapped(dtype: str, shape: tuple[int, int, int, int
     finally:
         held.destroy()
     assert swap_bytes(3) == 96
+
+
+def test_a_grid_wider_than_the_device_takes_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_gpu()
+    monkeypatch.setattr(device, "limits", replace(device.limits, workgroups_per_dimension=7))
+    array = np.arange(11 * 500 * 2, dtype=np.float32).reshape(1, 11, 500, 2)
+    held = Buffers(device)
+    try:
+        target = held.storage("target", array.nbytes)
+        swap = Swap(held.upload("source", array), array.shape, target)
+        swap_heads(device, [swap], "f32", held.storage("flag", 16))
+        np.testing.assert_array_equal(read(device, target, array.size), array.swapaxes(1, 2).ravel())
+    finally:
+        held.destroy()
