@@ -1,4 +1,4 @@
-"""What a caller hands in, taken as an array of real numbers, or refused in a sentence that names it."""
+"""What a caller hands in, taken as real numbers or as a whole one, or refused in a sentence that names it."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
     """Return the array in C-contiguous float32, uncopied where it is; a number too large for it becomes infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(array, np.float32, order="C")
+
+
+def as_whole(name: str, value: Any, least: int = 1) -> int:
+    """Return the value as an int. Raises ValueError for what is no whole number or below ``least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+    return int(value)

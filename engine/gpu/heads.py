@@ -35,9 +35,7 @@ def swap_heads(device: GpuDevice, swaps: Sequence[Swap], dtype: Dtype, nonfinite
     """Do the swaps, and set the first word of the buffer ``nonfinite`` to 1 where they meet a NaN or an infinity."""
     buffers = Buffers(device)
     try:
-        element = "f16" if dtype == "f16" else "u32"
-        source = render("heads", stored=dtype, element=element, threads=_THREADS)
-        pipeline, _ = device.pipeline(source, "uurww")
+        pipeline, _ = device.pipeline(render("heads", stored=dtype, threads=_THREADS), "uurww")
         dispatches = []
         for swap in swaps:
             count = math.prod(swap.shape)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.arrays import as_float32, as_real
+from engine.arrays import as_float32, as_real, as_whole
 from engine.cpu import CpuDevice, open_cpu
 from engine.devices import Tuned
 from engine.inputs import Inputs, seeded
@@ -43,13 +43,15 @@ class CpuFlashAttentionConfig(msgspec.Struct, frozen=True):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        fill = msgspec.structs.force_setattr
         for name in ("block_size", "dimensions"):
-            _at_least_1(name, getattr(self, name))
+            fill(self, name, as_whole(name, getattr(self, name)))
         if self.dimensions > MAX_HEAD_DIM:
             raise ValueError(f"dimensions must be at most {MAX_HEAD_DIM}, got {self.dimensions}")
         number = isinstance(self.temperature, (int, float, np.integer, np.floating))
         if not number or isinstance(self.temperature, bool) or not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be a finite number above 0, got {self.temperature!r}")
+        fill(self, "temperature", float(self.temperature))
 
     @property
     def scale(self) -> float:
@@ -115,7 +117,7 @@ class CpuFlashAttention:
         or the buffers of all threads. Vectors that are not float32 rows one after the other are copied first; that is
         not counted.
         """
-        problem = self._problem(_at_least_1("seq_len", seq_len))
+        problem = self._problem(as_whole("seq_len", seq_len))
         with self._device() as device:
             given = 4 * sum(math.prod(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
             naive, flash = (get_kernel(name).predict(problem, device.limits) - given for name in (_NAIVE, _FLASH))
@@ -127,7 +129,7 @@ class CpuFlashAttention:
         Both outputs are judged by the float64 reference before anything is timed. Raises ValueError where one of them
         needs more memory than the device gives.
         """
-        problem = self._problem(_at_least_1("num_vectors", num_vectors))
+        problem = self._problem(as_whole("num_vectors", num_vectors))
         inputs = seeded(problem, 0)
         expected = expect(problem, inputs)
         with ExitStack() as stack:
@@ -135,6 +137,7 @@ class CpuFlashAttention:
             runners, outputs = [], []
             for name in (_NAIVE, _FLASH):
                 prepared = stack.enter_context(closing(_prepare(name, problem, inputs, device)))
+                prepared.poison()
                 first_run_s = prepared.run().wall_ms / 1e3
                 outputs.append(prepared.outputs().output.copy())
                 runners.append(Runner(prepared.run, first_run_s))
@@ -211,9 +214,3 @@ def _vectors(name: str, value: ArrayLike) -> Array:
     if array.ndim != 2:
         raise ValueError(f"{name} must be rows of numbers, [count, dimensions], got shape {list(array.shape)}")
     return as_float32(array)
-
-
-def _at_least_1(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
-    return int(value)

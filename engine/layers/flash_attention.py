@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from engine.arrays import as_float32, as_real
+from engine.arrays import as_float32, as_real, as_whole
 from engine.layers.backends import backend
 from engine.layers.gpu_context import GpuContext
 from engine.layers.memory import MemoryEstimate
@@ -58,10 +58,8 @@ class FlashAttention:
         num_kv_heads: int | None = None,
         device: str | GpuContext | None = None,
     ) -> None:
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, value in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        dim, num_heads = as_whole("dim", dim), as_whole("num_heads", num_heads)
+        num_kv_heads = num_heads if num_kv_heads is None else as_whole("num_kv_heads", num_kv_heads)
         if dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
         if num_heads % num_kv_heads:
@@ -70,8 +68,8 @@ class FlashAttention:
             raise ValueError(f"dim / num_heads must be at most {MAX_HEAD_DIM}, got {dim // num_heads}")
         if not isinstance(causal, (bool, np.bool_)):
             raise ValueError(f"causal must be True or False, got {causal!r}")
-        self.dim, self.num_heads, self.num_kv_heads = int(dim), int(num_heads), int(num_kv_heads)
-        self.head_dim = self.dim // self.num_heads
+        self.dim, self.num_heads, self.num_kv_heads = dim, num_heads, num_kv_heads
+        self.head_dim = dim // num_heads
         self.causal = bool(causal)
         self.device: Place = place(device)
         self._backend = backend(self.device)
@@ -145,9 +143,7 @@ class FlashAttention:
         )
 
     def _scores(self, seq_len: int) -> MemoryEstimate:
-        if isinstance(seq_len, bool) or not isinstance(seq_len, (int, np.integer)) or seq_len < 0:
-            raise ValueError(f"seq_len must be a whole number from 0 on, got {seq_len!r}")
-        seq = int(seq_len)
+        seq = as_whole("seq_len", seq_len, least=0)
         return MemoryEstimate.of(4 * seq * seq, 4 * seq * self.head_dim)
 
     def _given(self, **operands: Any) -> dict[str, Any]:

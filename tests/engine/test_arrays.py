@@ -1,4 +1,4 @@
-"""What a caller hands in: taken as an array of real numbers, or refused in a sentence."""
+"""What a caller hands in: taken as real numbers or a whole one, or refused in a sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arrays import as_array, as_float32, as_real
+from engine.arrays import as_array, as_float32, as_real, as_whole
 
 
 @pytest.mark.parametrize("value", [1.5, [], [[1, 2], [3, 4]], np.ones(3, ">f8"), np.ones((2, 3), np.float16).T])
@@ -34,3 +34,11 @@ def test_others_are_refused_by_name(value: Any) -> None:
 def test_ragged_lists_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="x must be an array, but its nested lists differ in length"):
         as_array("x", [[1], [2, 3]])
+
+
+def test_whole_numbers() -> None:
+    assert as_whole("n", np.int64(3)) == 3
+    assert as_whole("n", 0, least=0) == 0
+    for bad in (0, -1, 2.0, True, "3", None):
+        with pytest.raises(ValueError, match="n must be a whole number from 1 on, got"):
+            as_whole("n", bad)

@@ -172,6 +172,12 @@ def test_the_estimate_is_what_the_calls_take(seq: int, block_size: int, dimensio
         assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (attend, trace.peak_bytes, want)
 
 
+def test_larger_blocks_take_more_memory() -> None:
+    sizes = (1, 64, np.int64(512), 2048, 9999)
+    held = [layer_of(size, 64).memory_estimate(4096).flash_bytes for size in sizes]
+    assert held[0] < held[1] < held[2] < held[3] == held[4]
+
+
 def test_flash_needs_more_for_a_few_vectors_and_far_less_for_many() -> None:
     layer = CpuFlashAttention.with_dimensions(64)
     assert layer.memory_estimate(1).reduction_ratio < 0
