@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from engine.arrays import as_array, as_float32, as_real
 from engine.cpu import open_cpu
 from engine.devices import Device, DeviceUnavailable
 from engine.inputs import Inputs
@@ -65,7 +66,7 @@ def attention(
         scale=scale,
         window=window,
         softcap=softcap,
-        key_mask=None if key_mask is None else KeyMask.pack(_array("key_mask", key_mask)),
+        key_mask=None if key_mask is None else KeyMask.pack(as_array("key_mask", key_mask)),
     )
     with ExitStack() as stack:
         device: Device
@@ -90,22 +91,12 @@ def attention(
     return outputs.output, outputs.lse
 
 
-def _array(name: str, value: ArrayLike) -> NDArray[Any]:
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name} must be an array, but its nested lists differ in length") from error
-
-
 def _float32(name: str, value: ArrayLike) -> Array:
     """Return the array in C-contiguous float32; a number too large for it becomes infinite."""
-    array = _array(name, value)
+    array = as_array(name, value)
     if array.ndim != 4:
         raise ValueError(f"{name} must have 4 dimensions [batch, heads, seq, head_dim], got shape {list(array.shape)}")
-    if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
-        raise ValueError(f"{name} must hold real numbers (float16, float32 or float64), got {array.dtype}")
-    with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, np.float32)
+    return as_float32(as_real(name, array))
 
 
 def _flag(name: str, value: object) -> bool:

@@ -35,6 +35,9 @@ class Inputs:
 
     Of a backward problem also ``grad_output``, shaped as the output, and, where the caller has them from the forward
     pass, ``output`` and ``lse`` [batch, heads, seq_q]; a kernel makes that pass itself where it has not.
+
+    For a GPU kernel they may be buffers of its device that hold the same; ``nonfinite`` must tell then whether any
+    holds a NaN or an infinity.
     """
 
     q: FloatArray
@@ -45,6 +48,7 @@ class Inputs:
     lse: NDArray[np.float32] | None = None
     recorded_output: NDArray[np.float32] | None = None
     note: str = ""
+    nonfinite: bool | None = None  # None: not known, and found out by who needs to know
 
     @property
     def nbytes(self) -> int:
@@ -156,7 +160,9 @@ def as_inputs(tensors: Tensors, problem: AttentionProblem) -> Inputs:
             raise ValueError(f"{tensors.source}: {name} has shape {list(array.shape)}, the problem asks {list(shape)}")
         arrays[name], overflowed = _cast(array, dtype)
         notes += [f"{name} holds numbers beyond float16, which became infinite"] * overflowed
-    return Inputs(**arrays, recorded_output=tensors.output, note="; ".join(notes))
+    return Inputs(
+        arrays["q"], arrays["k"], arrays["v"], recorded_output=tensors.output, note="; ".join(notes)
+    )
 
 
 def _storage(problem: AttentionProblem) -> type[np.float16] | type[np.float32]:

@@ -42,5 +42,7 @@ def without_hidden_garbage(problem: AttentionProblem, inputs: Inputs) -> Inputs:
 
 def has_nonfinite(inputs: Inputs) -> bool:
     """Whether Q, K, V or the gradient of the output holds a NaN or an infinity."""
+    if inputs.nonfinite is not None:
+        return inputs.nonfinite
     arrays = (inputs.q, inputs.k, inputs.v, inputs.grad_output)
     return not all(np.isfinite(array).all() for array in arrays if array is not None)

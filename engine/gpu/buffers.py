@@ -41,8 +41,14 @@ class Buffers:
         """Return a new storage buffer of at least ``nbytes``, zeroed."""
         return self._create(label, nbytes, "storage")
 
-    def upload(self, label: str, array: NDArray[Any]) -> Any:
-        """Return a storage buffer that holds the array's bytes; its time counts as upload."""
+    def upload(self, label: str, array: Any) -> Any:
+        """Return a storage buffer that holds the array's bytes; its time counts as upload.
+
+        What is a buffer already comes back as it is: it counts in ``total`` and stays its owner's to free.
+        """
+        if not isinstance(array, np.ndarray):
+            self.total += array.size
+            return array
         buffer = self._create(label, array.nbytes, "storage")
         start = time.perf_counter()
         write(self._device, buffer, array)
@@ -82,6 +88,14 @@ def write(device: GpuDevice, buffer: Any, array: NDArray[Any]) -> None:
         if flat.size > _UPLOAD_STEP:
             device.queue.submit([])
             device.wait()
+
+
+def copy(device: GpuDevice, source: Any, target: Any) -> None:
+    """Copy a buffer into another of the same size, on the GPU."""
+    encoder = device.raw.create_command_encoder()
+    encoder.copy_buffer_to_buffer(source, 0, target, 0, target.size)
+    device.queue.submit([encoder.finish()])
+    device.wait()
 
 
 def read(device: GpuDevice, buffer: Any, count: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:

@@ -127,6 +127,18 @@ class GpuDevice(Device):
         """Add a buffer's bytes to what is held (negative when it is freed)."""
         self._buffer_bytes += nbytes
 
+    def check_thread(self) -> None:
+        """Raise RuntimeError on any thread but the one that opened the device."""
+        if not self.owned_here():
+            raise RuntimeError(
+                f"{self.info.name} was opened on another thread, and a GPU is used on that one alone; move the data "
+                "with numpy() there"
+            )
+
+    def owned_here(self) -> bool:
+        """Whether the calling thread is the one that opened the device."""
+        return threading.get_ident() == self._thread
+
     def wait(self) -> None:
         """Block until everything submitted has completed."""
         self.raw._poll_wait()  # wgpu-py has no public call: on_submitted_work_done_sync raises TypeError in 0.32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 def render(name: str, **values: Any) -> str:
     """Return the WGSL of ``shaders/<name>.wgsl.j2`` with its constants filled in. A name left out is an error."""
-    return _template(name).render(**values)
+    hashable = ((key, tuple(value) if isinstance(value, list) else value) for key, value in values.items())
+    return _rendered(name, *hashable)
+
+
+@lru_cache(256)  # filling in a large template takes longer than running it on a small problem
+def _rendered(name: str, *values: tuple[str, Any]) -> str:
+    return _template(name).render(**dict(values))
 
 
 @cache

@@ -44,16 +44,19 @@ def fold(workgroups: int, limit: int) -> tuple[int, int]:
 
 
 class Runner:
-    """Runs a list of dispatches in order, learning from each submit how much fits into the next."""
+    """Runs a list of dispatches in order, learning from each submit how much fits into the next.
 
-    def __init__(self, device: GpuDevice, dispatches: list[Dispatch]) -> None:
+    Not ``timed``, the GPU's clock is never looked at: reading it takes longer than a small kernel.
+    """
+
+    def __init__(self, device: GpuDevice, dispatches: list[Dispatch], *, timed: bool = True) -> None:
         self._device = device
         self._dispatches = dispatches
         for dispatch in dispatches:
             dispatch.rate = _FIRST_FLOPS[device.limits.software] / dispatch.cost
         self._whole_s: float | None = None  # the last whole run
         self.longest_submit_s = 0.0
-        self._clock = GpuClock(device) if device.timestamp_period_ns else None
+        self._clock = GpuClock(device) if timed and device.timestamp_period_ns else None
 
     def run(self, repeat: int, should_stop: ShouldStop = never_stop) -> Timing:
         """Run everything ``repeat`` times; milliseconds of all submits together, by both clocks."""

@@ -25,7 +25,7 @@ _ENOUGH_FLOPS = 20_000_000  # of a block, some 300 µs of work, to be worth a bl
 KeyNumbers = NDArray[np.intp]
 
 
-_Size = Annotated[int, msgspec.Meta(ge=16, le=2048)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=2048)]
 
 
 class BlockSizes(msgspec.Struct, frozen=True):

@@ -94,6 +94,7 @@ class GpuPrepared(Prepared):
         self.device = device
         self.buffers = Buffers(device)
         self.compile_ms = 0.0
+        self._dispatches: list[Dispatch] = []
         self._runner: Runner | None = None
 
     def upload(self, inputs: Inputs) -> None:
@@ -117,6 +118,7 @@ class GpuPrepared(Prepared):
 
     def ready(self, dispatches: list[Dispatch]) -> None:
         """Set what a run does, in order."""
+        self._dispatches = dispatches
         self._runner = Runner(self.device, dispatches)
 
     @property
@@ -128,6 +130,10 @@ class GpuPrepared(Prepared):
         """Run ``repeat`` times in submits of at most about 100 ms. Raises Cancelled between two of them."""
         assert self._runner is not None
         return self._runner.run(repeat, should_stop)
+
+    def launch(self) -> None:
+        """Run once, without looking at the GPU's clock."""
+        Runner(self.device, self._dispatches, timed=False).run(1)
 
     def memory(self) -> MemoryUse:
         """Return the ledger: every buffer this kernel holds, and of it what is not one of the problem's tensors."""

@@ -1,31 +1,10 @@
-"""Numbers as people read them."""
+"""Durations and counts as people read them."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
 from app import units
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (1.314, "1.31"),
-        (9.996, "10.0"),
-        (0.012345, "0.0123"),
-        (99.95, "100"),
-        (1234.5, "1,230"),
-        (-2.5, "-2.50"),
-        (1e-7, "0.000000100"),
-        (math.nan, "nan"),
-        (math.inf, "inf"),
-    ],
-)
-def test_significant(value: float, text: str) -> None:
-    assert units.significant(value) == text
 
 
 @pytest.mark.parametrize(
@@ -36,16 +15,7 @@ def test_duration(milliseconds: float, text: str) -> None:
     assert units.duration(milliseconds) == text
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1024, "1.00 KiB"), (1_048_300, "1.00 MiB"), (3 << 30, "3.00 GiB"), (1 << 60, "1,020 PiB")],
-)
-def test_size(count: int, text: str) -> None:
-    assert units.size(count) == text
-
-
-def test_ratio_and_remaining() -> None:
-    assert units.ratio(0.833) == "0.833×"
+def test_remaining() -> None:
     assert units.remaining(12.4) == "12 s"
     assert units.remaining(185) == "3 min 05 s"
     assert units.remaining(-1) == "0 s"
