@@ -69,7 +69,7 @@ def _passes(prepared: GpuBackward, first_pair: int, pairs: int, careful: bool) -
     ):
         params = _params(
             problem.seq_q, problem.seq_k, width, row_tiles, key_tiles, problem.group, first_pair, pairs
-        )  # fmt: skip
+        )
         params[8:10].view(np.float32)[:] = (scale, softcap)
         yield prepared.dispatch(
             render("gpu_naive_scores", aligned=problem.seq_k % 4 == 0, unroll=unroll),
@@ -101,7 +101,7 @@ def _passes(prepared: GpuBackward, first_pair: int, pairs: int, careful: bool) -
         _params(
             problem.seq_q, problem.seq_k, problem.head_dim, row_tiles, -(-problem.head_dim // cols), problem.group,
             first_pair, pairs,
-        ),  # fmt: skip
+        ),
         [grad_scores, prepared.key, prepared.dq],
         pairs * row_tiles * -(-problem.head_dim // cols),
         2.0 * TILE * cols * max(problem.seq_k, 16),

@@ -8,7 +8,7 @@ import pytest
 
 from engine.gpu.device import open_gpu
 from engine.inputs import seeded
-from engine.kernels.gpu_naive import GpuNaive, _groups
+from engine.kernels.gpu_naive import GpuNaive, groups
 from engine.problem import AttentionProblem
 from engine.reference import reference
 
@@ -23,8 +23,8 @@ def test_pairs_split_over_buffers_are_right_and_counted(
     binding = pairs_in_a_buffer * (4 * 21 * seq_k + 15) // 16 * 16
     small = msgspec.structs.replace(device.limits, binding_bytes=max(binding, 8192))
     monkeypatch.setattr(device, "limits", small)
-    groups = list(_groups(problem, small))
-    assert sum(pairs for _, pairs in groups) == problem.pairs
+    grouped = list(groups(problem, small))
+    assert sum(pairs for _, pairs in grouped) == problem.pairs
     inputs = seeded(problem, 8)
     prepared = GpuNaive().prepare(problem, inputs, device, want_lse=True)
     try:
