@@ -83,8 +83,8 @@ def choose_tiles(problem: AttentionProblem, limits: Limits) -> BackwardTiles | N
     else:
         lanes, threads = min(max(MIN_LANES, power_of_two(-(-width // 4))), 32), 32
         depth = round_up(width, 4)
-        unroll = next(u for u in (16, 8, 4) if depth % u == 0)
-        value_unroll = max(8, lanes // 2)
+        unroll = next(u for u in (32, 16, 8, 4) if depth % u == 0)
+        value_unroll = 4
     value_groups = -(-width // (4 * lanes))
     if limits.software:
         value_groups = power_of_two(value_groups)
