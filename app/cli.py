@@ -72,8 +72,12 @@ def run(
         str | None,
         typer.Option("--input", metavar="FILE", help="Tensors: .npz, .safetensors or q.npy,k.npy,v.npy, not a shape."),
     ] = None,
-    direction: Annotated[str, typer.Option(metavar="forward", help="Direction of the pass.")] = "forward",
-    seed: Annotated[int, typer.Option(help="Seed of the tensors drawn without --input.")] = 0,
+    direction: Annotated[
+        str, typer.Option(metavar="forward|backward|both", help="The call, its gradients, or a case of each.")
+    ] = "forward",
+    seed: Annotated[
+        int, typer.Option(help="Seed of what is drawn: tensors without --input, and the output's gradient.")
+    ] = 0,
     threads: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="Threads of the CPU kernels.  [default: all cores]")
     ] = None,
@@ -99,7 +103,6 @@ def run(
     if list_kernels:
         return _list_kernels()
     try:
-        options.check_direction(direction)
         outputs = Outputs(csv=csv, samples_csv=samples_csv, json=json, png=png)
         shape = Shape(
             batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, seq_k=seq_k, head_dim=head_dim, head_dim_v=head_dim_v
@@ -107,7 +110,7 @@ def run(
         rule = Rule(causal=causal, window=window, softcap=softcap, scale=scale, dtype=dtype)
         plan = options.plan(
             kernels=kernels,
-            cases=options.cases(shape, rule, input_file, threads),
+            cases=options.cases(shape, rule, input_file, threads, direction),
             device=device,
             seed=seed,
             seconds=seconds,

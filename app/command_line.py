@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from app.options import Shape, option
-from engine import sweep
+from app.options import DIRECTIONS, Shape, option
 from engine.kernels.registry import DEFAULT_KERNELS
 from engine.plan import Case, Plan
 from engine.problem import AttentionProblem
@@ -45,11 +46,11 @@ def _given(name: str, value: object, default: object) -> list[str]:
 
 def _cases(cases: Sequence[Case]) -> list[str]:
     first = cases[0]
-    said = ["--input", first.input] if first.from_file else _shape(cases)
-    threads = list(dict.fromkeys(case.threads for case in cases))
-    if threads != [None]:
-        said += ["--threads", _sweep(threads)]
     problem = first.problem
+    values = _values(cases)
+    said = ["--input", first.input] if first.from_file else _shape([case.problem for case in cases], values)
+    if values["threads"] != [None]:
+        said += ["--threads", _sweep(values["threads"])]
     if problem.window is not None:
         said += ["--window", str(problem.window)]
     elif problem.causal:
@@ -57,20 +58,25 @@ def _cases(cases: Sequence[Case]) -> list[str]:
     said += _given("softcap", problem.softcap, None)
     if any(case.problem.scale != AttentionProblem(head_dim=case.problem.head_dim).scale for case in cases):
         said += ["--scale", str(problem.scale)]
-    return said + _given("dtype", problem.dtype, "f32")
+    said += _given("dtype", problem.dtype, "f32")
+    words = {directions: word for word, directions in DIRECTIONS.items()}
+    return said + _given("direction", words[tuple(values["direction"])], "forward")
 
 
-def _shape(cases: Sequence[Case]) -> list[str]:
+def _values(cases: Sequence[Case]) -> dict[str, list[Any]]:
+    """Return the values of each option that may have several. Raises ValueError as ``words`` does."""
     problems = [case.problem for case in cases]
-    values = {name: list(dict.fromkeys(getattr(p, field) for p in problems)) for name, field in _SWEPT.items()}
-    threads = list(dict.fromkeys(case.threads for case in cases))
-    expected = sweep.combinations({**values, "threads": [count or 0 for count in threads]})
-    found = [
-        {**{name: getattr(case.problem, field) for name, field in _SWEPT.items()}, "threads": case.threads or 0}
-        for case in cases
-    ]
-    if found != list(expected):
+    swept = {} if cases[0].from_file else _SWEPT
+    columns: dict[str, list[Any]] = {name: [getattr(p, field) for p in problems] for name, field in swept.items()}
+    columns |= {"threads": [case.threads for case in cases], "direction": [p.direction for p in problems]}
+    values = {name: list(dict.fromkeys(column)) for name, column in columns.items()}
+    whole = list(zip(*columns.values(), strict=True)) == list(itertools.product(*values.values()))
+    if not whole or tuple(values["direction"]) not in DIRECTIONS.values():
         raise ValueError("these cases are not all combinations of their sizes, so one command cannot run them")
+    return values
+
+
+def _shape(problems: Sequence[AttentionProblem], values: Mapping[str, list[Any]]) -> list[str]:
     said: list[str] = []
     for name in Shape.__dataclass_fields__:
         if name in values:

@@ -19,7 +19,8 @@ from engine.problem import AttentionProblem
 # Rates that a first guess goes by, in GFLOP/s: of a thread, and of a GPU. What was measured takes their place.
 _THREAD_RATE, _SOFTWARE_THREAD_RATE, _GPU_RATE = 15.0, 0.5, 500.0
 _COMPILE_S = 0.3  # shaders, buffers and upload
-_REFERENCE_S = 0.3  # the float64 check of a case; it is bounded
+_REFERENCE_S = 0.3  # the float64 check of a case; it is bounded, but backward takes at least one group of heads whole
+_REFERENCE_RATE = 2e7  # of its scores, in a second
 _PEAKS_S = 0.3  # the device's peak, measured once
 
 
@@ -27,14 +28,19 @@ _PEAKS_S = 0.3  # the device's peak, measured once
 class Machine:
     """What there is to run on. ``gpu`` is the device that GPU kernels get, None where ``no_gpu`` says why, if known.
 
-    ``free_bytes`` is the machine's free memory; ``rates`` are GFLOP/s of kernels as measured before.
+    ``free_bytes`` is the machine's free memory; ``rates`` are GFLOP/s as measured before, by kernel and direction.
     """
 
     cpu: Limits
     free_bytes: int
     gpu: DeviceInfo | None = None
     no_gpu: str = "no GPU was found"
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def rate(self, kernel: str, direction: str) -> float | None:
+        """Return what a kernel was measured to do: in this direction, else in the other; None where in neither."""
+        of_kernel = {way: rate for (name, way), rate in self.rates.items() if name == kernel}
+        return of_kernel.get(direction) or next(iter(of_kernel.values()), None)
 
     def limits(self, kind: str, plan: Plan, case: Case) -> Limits | None:
         """Return what a kernel for such a device (``cpu``, ``gpu``, ``cuda``) may use, None where there is none."""
@@ -98,7 +104,7 @@ def seconds(plan: Plan, machine: Machine) -> float:
     total = 0.0
     for case in plan.cases:
         turns = [_turn_seconds(kernel, plan, case, machine) for kernel in plan.kernels]
-        total += sum(turns) + (_REFERENCE_S if any(turns) else 0.0)
+        total += sum(turns) + (_reference_seconds(case.problem) if any(turns) else 0.0)
     kinds = {registry.get_kernel(kernel).device_kind for kernel in plan.kernels}
     return total + _PEAKS_S * len(kinds) if total else 0.0
 
@@ -133,11 +139,17 @@ def _turn_seconds(kernel: str, plan: Plan, case: Case, machine: Machine) -> floa
     limits = machine.limits(kind, plan, case)
     if limits is None or _predicted(kernel, case.problem, limits)[1] is not None:
         return 0.0
-    run = _flops(case.problem) / (machine.rates.get(kernel) or _guessed_rate(kind, limits, machine)) / 1e9
+    rate = machine.rate(kernel, case.problem.direction)
+    run = _flops(case.problem) / (rate or _guessed_rate(kind, limits, machine)) / 1e9
     before = 2 * run if kind == "cpu" else run + _COMPILE_S  # a CPU kernel is traced in a run of its own
     warm_up = 0.0 if run > plan.seconds / 4 else min(max(WARM_UP_S, 2 * run), plan.seconds / 4)
     sampling = max(plan.seconds, run) if plan.samples is None else plan.samples * max(run, SHORTEST_S)
     return before + warm_up + sampling
+
+
+def _reference_seconds(problem: AttentionProblem) -> float:
+    whole = problem.group * problem.seq_q * problem.seq_k if problem.backward else 0
+    return max(_REFERENCE_S, whole / _REFERENCE_RATE)
 
 
 def _guessed_rate(kind: str, limits: Limits, machine: Machine) -> float:

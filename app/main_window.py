@@ -10,6 +10,7 @@ from PySide6.QtCore import QByteArray, QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QVBoxLayout, QWidget
 
+from app import sweep_lines
 from app.actions import Actions
 from app.autosave import Autosave
 from app.charts.compare_tab import CompareTab
@@ -25,6 +26,7 @@ from app.engine_thread import EngineBridge, EngineState
 from app.files import Files
 from app.models.session_data import SessionData
 from app.notices import Notices, Tone
+from app.outcome import CaseRows
 from app.panels.log_panel import LogPanel
 from app.panels.results_panel import ResultsPanel
 from app.panels.setup_panel import SetupPanel
@@ -192,8 +194,8 @@ class MainWindow(QMainWindow):
             return
         self._running_plan = plan
         self.status.begin(plan)
-        sweeping = self.tabs.currentWidget() is self.charts[2] and len(plan.cases) > 1
-        if not sweeping:
+        sweeping = bool(sweep_lines.varied([CaseRows(case, ()) for case in plan.cases]))
+        if not (sweeping and self.tabs.currentWidget() is self.charts[2]):
             self.tabs.setCurrentIndex(0)
         on_cpu = any(get_kernel(kernel).device_kind == "cpu" for kernel in plan.kernels)
         self._tick.start(_CALM_TICK_MS if on_cpu else _TICK_MS)
@@ -221,7 +223,7 @@ class MainWindow(QMainWindow):
         self._tick.stop()
         self._running_plan = None
         self.journal.release()
-        self.setup_panel.set_rates({row.kernel: row.gflops for row in self.data.rows if row.gflops})
+        self.setup_panel.set_rates({(row.kernel, row.direction): row.gflops for row in self.data.rows if row.gflops})
         if self.journal.complaint:
             self.notices.say(self.journal.complaint, Tone.CAUTION)
         if reason.startswith("the session broke"):

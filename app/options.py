@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine import sweep
 from engine.kernels.registry import kernel_names
 from engine.plan import Case, Plan
-from engine.problem import AttentionProblem, Dtype
+from engine.problem import AttentionProblem, Direction, Dtype
 
+DIRECTIONS: dict[str, tuple[Direction, ...]] = {
+    "forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward"),
+}  # fmt: skip
 _SWEPT = {"batch": 1, "heads": 8, "seq": 1024, "head_dim": 64}  # with their defaults; --threads sweeps too
 _ALL_CORES = 0
 _MAX_THREADS = 1024
@@ -84,16 +89,19 @@ def kernel_list(text: str) -> tuple[str, ...]:
     return names
 
 
-def cases(shape: Shape, rule: Rule, input_text: str | None, threads: str | None) -> tuple[Case, ...]:
+def cases(
+    shape: Shape, rule: Rule, input_text: str | None, threads: str | None, direction: str = "forward"
+) -> tuple[Case, ...]:
     """Return the cases: every combination of the sweeps, or what the input file holds at every number of threads.
 
-    Raises ValueError for a value, a combination or a file that cannot be raced.
+    ``direction`` is ``forward``, ``backward`` or ``both``, which makes two cases of each, forward first. Raises
+    ValueError for a value, a combination or a file that cannot be raced.
     """
-    counts = _threads(threads)
+    counts, directions = _threads(threads), _directions(direction)
     if input_text is not None:
         if shape.given:
             raise ValueError(f"{', '.join(shape.given)} clashes with --input, whose file gives the shape; leave it out")
-        return tensor_cases(_problem_of_file(input_text, rule), input_text, threads)
+        return tensor_cases(_problem_of_file(input_text, rule), input_text, threads, direction)
     given = {name: _swept(name, getattr(shape, name), default) for name, default in _SWEPT.items()}
     fixed = {name: getattr(shape, name) for name in ("kv_heads", "seq_k", "head_dim_v")}
     return tuple(
@@ -104,20 +112,27 @@ def cases(shape: Shape, rule: Rule, input_text: str | None, threads: str | None)
                 heads=chosen["heads"],
                 seq_q=chosen["seq"],
                 head_dim=chosen["head_dim"],
+                direction=directions[chosen["direction"]],
                 **fixed,
                 **rule.arguments(),
             ),
             threads=chosen["threads"] or None,
         )
-        for index, chosen in enumerate(sweep.combinations({**given, "threads": counts}))
+        for index, chosen in enumerate(
+            sweep.combinations({**given, "threads": counts, "direction": range(len(directions))})
+        )
     )
 
 
-def tensor_cases(problem: AttentionProblem, input_text: str, threads: str | None) -> tuple[Case, ...]:
-    """Return the cases of a tensor file, which poses ``problem``: one for every number of threads."""
+def tensor_cases(
+    problem: AttentionProblem, input_text: str, threads: str | None, direction: str = "forward"
+) -> tuple[Case, ...]:
+    """Return the cases of a tensor file, which poses ``problem``: one for every number of threads and direction."""
+    problems = [msgspec.structs.replace(problem, direction=one) for one in _directions(direction)]
+    combinations = sweep.combinations({"threads": _threads(threads), "direction": range(len(problems))})
     return tuple(
-        Case(index=index, problem=problem, input=input_text, threads=count or None)
-        for index, count in enumerate(_threads(threads))
+        Case(index=index, problem=problems[one["direction"]], input=input_text, threads=one["threads"] or None)
+        for index, one in enumerate(combinations)
     )
 
 
@@ -183,12 +198,6 @@ def input_paths(text: str | None) -> list[Path]:
     return [] if text is None else [Path(text)] if Path(text).exists() else [Path(part) for part in text.split(",")]
 
 
-def check_direction(text: str) -> None:
-    """Accept ``forward``. Raises ValueError for anything else."""
-    if text != "forward":
-        raise ValueError(f"--direction can only be forward in this version, got {text!r}")
-
-
 def check_device(selector: str) -> None:
     """Check that a device exists, without asking the driver for ``auto`` and ``cpu``.
 
@@ -210,6 +219,12 @@ def _threads(text: str | None) -> tuple[int, ...]:
     if max(counts) > _MAX_THREADS:
         raise ValueError(f"--threads must be at most {_MAX_THREADS}, got {max(counts)}")
     return counts
+
+
+def _directions(text: str) -> tuple[Direction, ...]:
+    if text not in DIRECTIONS:
+        raise ValueError(f"--direction must be forward, backward or both, got {text!r}")
+    return DIRECTIONS[text]
 
 
 def _swept(name: str, text: str | None, default: int) -> tuple[int, ...]:

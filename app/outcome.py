@@ -13,6 +13,8 @@ from app.units import duration, ratio
 from engine.plan import Case, Plan
 from engine.results import Row, Status
 
+_UNSAID = {"direction": "forward"}  # goes without saying, until another case differs
+
 
 @dataclass(frozen=True)
 class CaseRows:
@@ -46,7 +48,8 @@ def by_case(plan: Plan, rows: Iterable[Row]) -> tuple[CaseRows, ...]:
 def facets(case: Case) -> dict[str, str]:
     """Return what there is to say about a case, by topic and in reading order: ``{"seq": "seq 1024", …}``."""
     problem = case.problem
-    said = {"batch": f"batch {problem.batch}", "heads": f"heads {problem.heads}"}
+    said = {"direction": "backward"} if problem.backward else {}
+    said |= {"batch": f"batch {problem.batch}", "heads": f"heads {problem.heads}"}
     if problem.kv_heads != problem.heads:
         said["kv_heads"] = f"kv_heads {problem.kv_heads}"
     if problem.seq_q == problem.seq_k:
@@ -83,10 +86,17 @@ def common(cases: Sequence[Case]) -> str:
 
 def distinct(case: Case, cases: Sequence[Case]) -> str:
     """Return what sets ``case`` apart from the others, as one line; empty where there are no others."""
-    described = [facets(other) for other in cases]
+    described = [_UNSAID | facets(other) for other in cases]
     return " · ".join(
-        text for topic, text in facets(case).items() if not all(d.get(topic) == text for d in described)
+        text for topic, text in (_UNSAID | facets(case)).items() if not all(d.get(topic) == text for d in described)
     )
+
+
+def in_full(case: Case, cases: Sequence[Case]) -> str:
+    """Return all there is to say about one of the cases, its number among several first, as one line."""
+    number = [f"case {case.index + 1} of {len(cases)}"] if len(cases) > 1 else []
+    unsaid = _UNSAID if any(other.problem.backward for other in cases) else {}
+    return " · ".join([*number, *(unsaid | facets(case)).values()])
 
 
 def adapters(groups: Sequence[CaseRows]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ _LEGEND_ROW = 28
 
 
 def png(groups: Sequence[CaseRows]) -> bytes:
-    """Return the picture of a race as PNG bytes: bars for one case, lines over the swept value for several."""
+    """Return the picture of a race as PNG bytes: lines over the swept value, or bars where no size is swept."""
     application = QApplication.instance() or QApplication(_arguments())
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
@@ -45,8 +45,8 @@ def _arguments() -> list[str]:
 
 
 def _draw(groups: Sequence[CaseRows]) -> QImage:
-    bars = len(groups) == 1
-    plots = Bars(groups[0].rows, _INNER) if bars else Lines(groups, _INNER)
+    bars = not sweep_lines.varied(groups)
+    plots = Bars(groups, _INNER) if bars else Lines(groups, _INNER)
     header, footer = _header(groups), _footer(groups)
     legend = [] if bars else _legend(groups)
     top = _MARGIN + sum(line.height for line in header)

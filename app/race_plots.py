@@ -1,4 +1,4 @@
-"""The two plots of a race, latency and memory: bars for one case, log-log lines over the swept value for several."""
+"""The two plots of a race, latency and memory: log-log lines over the swept value, or bars where no size is swept."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pyqtgraph as pg
 from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QColor, QFont, QPainter, QPen
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import QApplication
 
 from app import sweep_lines, ticks
 from app.bar_scale import BarScale
-from app.outcome import CaseRows
+from app.outcome import CaseRows, distinct
 from app.theme import INK, MUTED, PAPER, RULE, kernel_colour
 from app.units import duration, size
 from engine.results import Row
@@ -22,7 +22,7 @@ SCALE = 2  # device pixels per unit, so that text stays crisp in print
 
 _TITLE_HEIGHT = 32
 _AXIS_HEIGHT = 28
-_LABELS_WIDTH = 168
+_LABELS_WIDTH = 168  # at least
 _LEFT_AXIS_WIDTH = 70
 _GAP = 36
 _BAR_ROW = 64
@@ -117,16 +117,20 @@ class _Grid:
         self._widget.close()
 
 
-# --- one case -------------------------------------------------------------------------------------------------------
+# --- one case, or one in both directions ----------------------------------------------------------------------------
 
 
 class Bars(_Grid):
-    """One case: a bar per kernel."""
+    """A bar per kernel and case."""
 
-    def __init__(self, rows: Sequence[Row], width: float) -> None:
+    def __init__(self, groups: Sequence[CaseRows], width: float) -> None:
+        cases = [group.case for group in groups]
+        named = [(distinct(group.case, cases), row) for group in groups for row in group.rows]
+        rows = [row for _, row in named]
         super().__init__(width, _TITLE_HEIGHT + _BAR_ROW * len(rows) + _AXIS_HEIGHT)
-        panel = (width - _LABELS_WIDTH - _GAP) / 2
-        self.columns((_LABELS_WIDTH, panel, _GAP, panel))
+        labels = max(_LABELS_WIDTH, *(_name_width(row, case) for case, row in named))
+        panel = (width - labels - _GAP) / 2
+        self.columns((labels, panel, _GAP, panel))
         ends = [row.wall_ms_median and row.wall_ms_median + (row.wall_ms_iqr or 0) / 2 for row in rows]
         latency = BarScale.over(ends)
         memory = BarScale.over([figure for row in rows for figure in (row.peak_bytes, row.scratch_bytes)])
@@ -138,8 +142,8 @@ class Bars(_Grid):
         self.title("Memory", f"peak (pale) and scratch (full){_log_scale(memory)}", 3)
         self.axis("bottom", times, latency.marks(of_bytes=False), 1)
         self.axis("bottom", bytes_, memory.marks(of_bytes=True), 3)
-        for place, row in enumerate(reversed(rows)):
-            _text(names, 0, place, _name(row))
+        for place, (case, row) in enumerate(reversed(named)):
+            _text(names, 0, place, _name(row, case))
             _latency_bar(times, latency, place, row)
             _memory_bar(bytes_, memory, place, row)
 
@@ -148,13 +152,19 @@ def _log_scale(scale: BarScale) -> str:
     return ", log scale" if scale.log else ""
 
 
-def _name(row: Row) -> str:
+def _name(row: Row, case: str) -> str:
     marks = {True: "✓ verified", False: "✗ wrong result", None: row.status.value}
     where = "" if row.adapter_type in (None, "cpu") else f" · {row.adapter_type}"
     return (
-        f"<span style='{_css(15)}'><b>{html.escape(row.kernel)}</b></span><br>"
+        f"<span style='{_css(15)}'><b>{html.escape(row.kernel)}</b></span> "
+        f"<span style='{_css(13)}'>{html.escape(case)}</span><br>"
         f"<span style='{_css(12, MUTED)}'>{marks[row.verified]}{where}</span>"
     )
+
+
+def _name_width(row: Row, case: str) -> float:
+    bold, plain = QFontMetricsF(font(15, bold=True)), QFontMetricsF(font(13))
+    return bold.horizontalAdvance(row.kernel) + plain.horizontalAdvance(f" {case}") + 24
 
 
 def _latency_bar(view: pg.ViewBox, scale: BarScale, place: int, row: Row) -> None:

@@ -38,6 +38,7 @@ class Setup:
     softcap: str = ""
     scale: str = ""
     dtype: str = "f32"
+    direction: str = "forward"
     tensors: str = ""  # a file in place of the shape
     kernels: tuple[str, ...] = DEFAULT_KERNELS
     device: str = "auto"
@@ -82,9 +83,11 @@ class Setup:
         threads = self.threads.strip() or None
         try:
             if preview is not None:
-                cases = options.tensor_cases(preview.problem(**rule.arguments()), self.tensors, threads)
+                cases = options.tensor_cases(
+                    preview.problem(**rule.arguments()), self.tensors, threads, self.direction
+                )
             else:
-                cases = options.cases(self._shape(), rule, None, threads)
+                cases = options.cases(self._shape(), rule, None, threads, self.direction)
             return options.plan(
                 kernels=",".join(self.kernels),
                 cases=cases,

@@ -7,15 +7,17 @@ measured five times, and a contest's figure is the median of the five with its r
 from __future__ import annotations
 
 import sys
+from typing import get_args
 
 from race_table import Race, main
 
 from engine.kernels.registry import installed_kernels
-from engine.problem import AttentionProblem
+from engine.problem import AttentionProblem, Direction
 
 _OURS = tuple(kernel for kernel in ("cpu-flash", "cpu-flash-jit") if kernel in installed_kernels())
 _PROBLEMS = tuple(
-    AttentionProblem(heads=heads, seq_q=seq, head_dim=head_dim, causal=causal)
+    AttentionProblem(heads=heads, seq_q=seq, head_dim=head_dim, causal=causal, direction=direction)
+    for direction in get_args(Direction)
     for heads, seq, head_dim in ((8, 2048, 64), (4, 4096, 64), (4, 2048, 128))
     for causal in (False, True)
 )

@@ -27,6 +27,11 @@ _HEADLINE = [
     for causal in (False, True)
     for problem in _both(batch=batch, heads=16, seq_q=4096, head_dim=head_dim, causal=causal)
 ]
+_BACKWARD = [
+    AttentionProblem(batch=batch, heads=16, seq_q=4096, head_dim=head_dim, causal=causal, direction="backward")
+    for batch, head_dim in ((4, 64), (2, 128))
+    for causal in (False, True)
+]
 _DECODE = _both(heads=32, kv_heads=8, seq_q=1, seq_k=65_536, head_dim=128)
 _LENGTHS = [
     problem
@@ -47,8 +52,8 @@ RACE = Race(
     about="Race the GPU kernels against PyTorch on the same card.",
     kernels=("gpu-flash", "gpu-naive", "torch-sdpa-cuda"),
     contests=(("gpu-flash", "torch-sdpa-cuda"), ("gpu-flash", "gpu-naive")),
-    problems=(*_HEADLINE, *_LENGTHS, *_HEAD_DIMS, *_FEW_HEADS, *_GROUPED, *_DECODE, *_MORE_DECODE),
-    quick=(*_HEADLINE, *_DECODE),
+    problems=(*_HEADLINE, *_BACKWARD, *_LENGTHS, *_HEAD_DIMS, *_FEW_HEADS, *_GROUPED, *_DECODE, *_MORE_DECODE),
+    quick=(*_HEADLINE, *_BACKWARD, *_DECODE),
 )
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from app.charts.tab import ChartTab
 from app.models.compare_model import CompareModel
 from app.models.results_model import SortedRows
 from app.models.session_data import SessionData
-from app.outcome import CaseRows, adapters, answer, common, distinct
+from app.outcome import CaseRows, adapters, answer, distinct, in_full
 from app.panels.copyable_table import CopyableTable
 
 _HINT = "Press Run, or open a saved run: here the kernels of a case stand side by side, with who won and by how much."
@@ -84,12 +84,10 @@ class CompareTab(ChartTab):
         groups = self.data.groups()
         self._offer(groups)
         group = groups[max(0, self.case.currentIndex())]
-        cases = self.data.cases
-        place = f"case {group.case.index + 1} of {len(cases)} · " if len(cases) > 1 else ""
         said = answer((group,))
         if self.data.running and len(group.rows) < len(self.data.kernels):
             said = f"So far: {said}"
-        self.say(said, f"{place}{common([group.case])}\n{' — '.join(adapters((group,)))}".strip())
+        self.say(said, f"{in_full(group.case, self.data.cases)}\n{' — '.join(adapters((group,)))}".strip())
         self.bars.show_rows(group.rows, self.legend.hidden, self.legend.highlighted)
         self.model.show_rows(group.rows, self.baseline.currentData())
         self.table.fit_columns()

@@ -12,7 +12,7 @@ from app.charts.live_memory import MemoryChart
 from app.charts.tab import ChartTab
 from app.local_numbers import localised
 from app.models.session_data import SessionData
-from app.outcome import CaseRows, Standing, answer, common, distinct, lead
+from app.outcome import CaseRows, Standing, answer, distinct, in_full, lead
 from app.units import duration, size
 from engine.plan import Case
 
@@ -174,8 +174,6 @@ class LiveTab(ChartTab):
         return self.data.case if number is None else self.data.cases[number]
 
     def _say(self, case: Case) -> None:
-        cases = self.data.cases
-        place = f"case {case.index + 1} of {len(cases)} · " if len(cases) > 1 else ""
         rows = tuple(row for kernel in self.data.kernels if (row := self.data.row(case.index, kernel)))
         levels = self.latency.levels.items()
         standings = [Standing(kernel, level.median, level.iqr) for kernel, level in levels if level.median > 0]
@@ -189,7 +187,7 @@ class LiveTab(ChartTab):
             said = "Preparing: compiling, and checking each kernel against the float64 reference…"
         else:
             said = "Stopped before a kernel finished."
-        self.say(said, place + common([case]))
+        self.say(said, in_full(case, self.data.cases))
 
     # --- what a person does -----------------------------------------------------------------------------------------
 

@@ -53,19 +53,17 @@ class SweepTab(ChartTab):
 
     def hint(self) -> str:
         """Return what to say while there is nothing to draw."""
-        sweeping = len(self.data.cases) > 1
-        return _WAIT if self.data.running and sweeping else _HINT
+        return _WAIT if self.data.running and self.axis.count() else _HINT
 
     def has_content(self) -> bool:
         """Whether the session sweeps and has a result."""
-        return len(self.data.cases) > 1 and bool(self.data.groups())
+        return self.axis.count() > 0 and bool(self.data.groups())
 
     def begin(self) -> None:
         """Another session: list what it sweeps."""
-        planned = [CaseRows(case, ()) for case in self.data.cases]
         with QSignalBlocker(self.axis), QSignalBlocker(self.line):
             self.axis.clear()
-            self.axis.addItems(sweep_lines.varied(planned))
+            self.axis.addItems(sweep_lines.varied(self._planned()))
             self.line.clear()
         several = self.axis.count() > 1
         self.axis.setVisible(several)
@@ -76,9 +74,10 @@ class SweepTab(ChartTab):
         """Draw the curves as far as they have come."""
         groups = self.data.groups()
         axis = self.axis.currentText() or sweep_lines.swept(groups)
-        lines = sweep_lines.series(groups, axis)
+        lines = sweep_lines.series(self._planned(), axis)
         self._offer(list(lines))
-        chosen = lines.get(self.line.currentText(), next(iter(lines.values())))
+        name = self.line.currentText()
+        chosen = lines[name]
         value = sweep_lines.AXES[axis]
         points = {
             kernel: [Point(value(g), row) for g in chosen for row in g.rows if row.kernel == kernel]
@@ -91,11 +90,16 @@ class SweepTab(ChartTab):
         self._note.setVisible(any(not row.wall_ms_median for row in drawn))
         said = answer(groups)
         done = f"{len(groups)} of {len(self.data.cases)} cases so far · " if self.data.running else ""
-        self.say(said, done + common(self.data.cases))
+        self.say(said, done + " · ".join(filter(None, (common(self.data.cases), name))))
 
     def charts(self) -> tuple[Chart, ...]:
         """Return the charts that are drawn."""
         return self.latency, self.memory
+
+    def _planned(self) -> list[CaseRows]:
+        """Return every case, with the rows that have come: what a line is called must not change as others come."""
+        come = {group.case.index: group for group in self.data.groups()}
+        return [come.get(case.index, CaseRows(case, ())) for case in self.data.cases]
 
     def _offer(self, names: list[str]) -> None:
         if names != [self.line.itemText(number) for number in range(self.line.count())]:

@@ -23,13 +23,14 @@ The GPU's own clock leaves out what it takes to start the work. Upload and read-
 flash loses, as it may at small sizes.</p>
 
 <h3>How close to the limit?</h3>
-<p><b>GFLOP/s</b> counts two operations for each multiply-add over visible (query, key) pairs. <b>% of peak</b> is of a
-peak measured on this device in this run, not of a data sheet.</p>
+<p><b>GFLOP/s</b> counts two operations for each multiply-add over visible (query, key) pairs; a <b>backward</b> pass,
+from the gradient of the output to those of Q, K and V, counts 2.5 times as many. <b>% of peak</b> is of a peak
+measured on this device in this run, not of a data sheet.</p>
 
 <h3>What does it cost in memory?</h3>
-<p><b>scratch</b> is what a kernel holds beyond Q, K, V and the output: for naive the whole score matrices, so four
-times as much for twice the length; for flash a few tiles. <b>peak</b> is all of it together. Both are counted, not
-guessed.</p>
+<p><b>scratch</b> is what a kernel holds beyond Q, K, V and the output (backward, and their gradients): for naive the
+whole score matrices, so four times as much for twice the length; for flash a few tiles. <b>peak</b> is all of it
+together. Both are counted, not guessed.</p>
 
 <h3>When not to believe it</h3>
 <p>Read the warnings. A spread above 10 %, a drift, a sample too short for the clock, load by other programs: each is a

@@ -85,7 +85,7 @@ PEAK_SHARE = Column(
 )
 BANDWIDTH = Column(
     "GB/s",
-    "Billions of bytes of Q, K, V and the output moved a second, each counted once: the figure that matters in decode.",
+    "Billions of bytes of Q, K, V and output (backward, gradients too) moved a second, each once: decode hangs on it.",
     lambda row: row.gbytes_per_s,
     significant,
 )
@@ -103,12 +103,15 @@ SPEEDUP = Column(
 )
 SCRATCH = Column(
     "scratch",
-    "Memory the kernel needed beyond Q, K, V and the output, as counted.",
+    "Memory the kernel needed beyond Q, K, V and the output, backward their gradients too, as counted.",
     lambda row: row.scratch_bytes,
     size,
 )
 PEAK = Column(
-    "peak memory", "Q, K, V, the output and scratch together, as counted.", lambda row: row.peak_bytes, size
+    "peak memory",
+    "Q, K, V, the output, backward their gradients, and scratch together, as counted.",
+    lambda row: row.peak_bytes,
+    size,
 )
 PREDICTED = Column(
     "predicted", "What the kernel's formula said its peak memory would be.", lambda row: row.predicted_bytes, size

@@ -11,8 +11,10 @@ from PySide6.QtGui import QFontDatabase, QGuiApplication, QTextCursor
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
 
 from app.appearance import appearance
+from app.outcome import distinct
 from engine import events
 from engine.events import Event
+from engine.plan import Case, Plan
 
 _MOST_LINES = 5000
 _LEVELS = ("debug", "info", "warning", "error")
@@ -35,6 +37,7 @@ class LogPanel(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._lines: deque[_Line] = deque(maxlen=_MOST_LINES)
+        self._cases: tuple[Case, ...] = ()
         self._text = QPlainTextEdit()
         self._text.setReadOnly(True)
         self._text.setMaximumBlockCount(_MOST_LINES)
@@ -68,7 +71,11 @@ class LogPanel(QWidget):
         """Write down what an event has to say."""
         match event:
             case events.SessionStarted(run_id=run_id, plan=plan):
-                self.say("info", f"run {run_id}: {', '.join(plan.kernels)}, {_count(len(plan.cases), 'case')}")
+                self._cases = plan.cases
+                self.say("info", f"run {run_id}: {', '.join(plan.kernels)}, {_counted(plan)}")
+            case events.CaseStarted(case) if len(self._cases) > 1:
+                where = distinct(case, self._cases)
+                self.say("info", f"case {case.index + 1} of {len(self._cases)}: {where}")
             case events.LogLine(level, text):
                 for line in text.splitlines():
                     self.say(level, line)
@@ -128,5 +135,7 @@ def _coloured(line: _Line) -> str:
     return f'<span style="color: {colours.get(line.level, palette.ink)}">{text}</span>'
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _counted(plan: Plan) -> str:
+    """Return how many cases there are, and that they are backward where all are."""
+    backward = "backward " * all(case.problem.backward for case in plan.cases)
+    return f"{len(plan.cases)} {backward}case{'s' * (len(plan.cases) != 1)}"

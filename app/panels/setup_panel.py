@@ -29,6 +29,7 @@ from PySide6.QtWidgets import (
 from app import command_line, forecast
 from app.forecast import Footprint, Machine
 from app.local_numbers import localised
+from app.options import DIRECTIONS
 from app.panels.device_box import DeviceBox
 from app.panels.kernel_picker import KernelPicker
 from app.panels.labelled import Labelled, TextField
@@ -58,7 +59,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     "window": ("window", "keys", "4096", "How many keys a query sees, itself included."),
     "softcap": ("softcap", "", "none", "Bounds the scores smoothly: c · tanh(score / c), as Gemma 2 does."),
     "scale": ("scale", "", "1/√head_dim", "Factor of the scores before the softmax."),
-    "seed": ("seed", "", "0", "Seed of the random tensors: the same seed gives the same tensors on any machine."),
+    "seed": ("seed", "", "0", "Seed of the random tensors, and of the output's gradient that a backward pass begins "
+             "with: the same seed gives the same tensors on any machine."),
     "threads": ("threads", "", f"all {usable_cores()}", "Threads of the CPU kernels. Sweeps: 1,2,4 or 1..8*2."),
     "memory_limit": ("memory limit", "", "half of free RAM", "What one kernel may hold: 8GiB, 512M. "
                      "By default half of the free RAM, on a GPU 8 GiB."),
@@ -78,7 +80,7 @@ class SetupPanel(QWidget):
         self._presets = presets()
         self._preview: Preview | None = None
         self._cpu: Limits | None = None
-        self._rates: Mapping[str, float] = {}
+        self._rates: Mapping[tuple[str, str], float] = {}
         self._plan: Plan | None = None
         self._reason = "the set-up is not complete yet"
         self._tensors = ""
@@ -91,6 +93,7 @@ class SetupPanel(QWidget):
         self.preset = QComboBox()
         self.mask_box = QComboBox()
         self.dtype = QComboBox()
+        self.direction = QComboBox()
         self.checks = QCheckBox("bounds checks in shaders")
         self.device = DeviceBox()
         self.kernels = KernelPicker()
@@ -124,8 +127,8 @@ class SetupPanel(QWidget):
         self.device.show_devices([device for device in devices if device.adapter_type != "cpu"])
         self._touch()
 
-    def set_rates(self, gflops: Mapping[str, float]) -> None:
-        """Take what kernels were measured to do, in GFLOP/s, for better estimates."""
+    def set_rates(self, gflops: Mapping[tuple[str, str], float]) -> None:
+        """Take what kernels were measured to do, in GFLOP/s by kernel and direction, for better estimates."""
         self._rates = dict(gflops)
         self._touch()
 
@@ -175,6 +178,7 @@ class SetupPanel(QWidget):
             **self.length.values(),
             mask=MASKS[max(0, self.mask_box.currentIndex())],
             dtype=self.dtype.currentText(),
+            direction=self.direction.currentText(),
             tensors=self._tensors,
             kernels=self.kernels.chosen,
             device=self.device.selector,
@@ -189,6 +193,7 @@ class SetupPanel(QWidget):
         self.length.show_values(setup)
         self.mask_box.setCurrentIndex(MASKS.index(setup.mask) if setup.mask in MASKS else 0)
         self.dtype.setCurrentIndex(max(0, self.dtype.findText(setup.dtype)))
+        self.direction.setCurrentIndex(max(0, self.direction.findText(setup.direction)))
         self.kernels.choose(setup.kernels)
         self.checks.setChecked(setup.checks)
         self._tensors = setup.tensors
@@ -209,6 +214,7 @@ class SetupPanel(QWidget):
         self.preset.setCurrentIndex(-1)
         self.mask_box.addItems([_MASK_NAMES[mask] for mask in MASKS])
         self.dtype.addItems(["f32", "f16"])
+        self.direction.addItems(list(DIRECTIONS))
         self.checks.setToolTip("Keeps the driver's bounds checks in our own shaders: slower, and safe.")
         self.load_button.setToolTip("Races the Q, K and V of an .npz or .safetensors file, or of three .npy files.")
         self.forget_button.setToolTip("Leaves the file, so that the shape can be typed again.")
@@ -270,7 +276,11 @@ class SetupPanel(QWidget):
         meaning = "Which keys a query sees; with more keys than queries the last ones meet."
         mask = Labelled("mask", "", meaning, self.mask_box)
         dtype = Labelled("storage", "", "How Q, K, V and the output are stored; sums are always float32.", self.dtype)
-        return _rows([[mask, self.texts["window"]], [self.texts["softcap"], self.texts["scale"], dtype]])
+        meaning = "The attention call, its gradients (dQ, dK and dV), or two cases of each problem: one and the other."
+        direction = Labelled("direction", "", meaning, self.direction)
+        return _rows(
+            [[mask, self.texts["window"]], [self.texts["softcap"], self.texts["scale"]], [dtype, direction]]
+        )
 
     def _further(self) -> QWidget:
         names = (("threads", "seed"), ("memory_limit", "label"))
@@ -279,7 +289,7 @@ class SetupPanel(QWidget):
     def _connect(self) -> None:
         for field in self.texts.values():
             field.changed.connect(self._touch)
-        for combo in (self.mask_box, self.dtype):
+        for combo in (self.mask_box, self.dtype, self.direction):
             combo.currentIndexChanged.connect(self._touch)
         self.checks.toggled.connect(self._touch)
         for part in (self.kernels, self.length, self.device):
@@ -324,7 +334,7 @@ class SetupPanel(QWidget):
             field.complain(complaints.get(name, ""))
         from_file = bool(setup.tensors)
         self.texts["window"].setEnabled(setup.mask == "window")
-        self.texts["seed"].setEnabled(not from_file)
+        self.texts["seed"].setEnabled(not from_file or setup.direction != "forward")
         self._shape_fields.setVisible(not from_file)
         self._file.setVisible(from_file)
         self.forget_button.setVisible(from_file)
@@ -400,11 +410,11 @@ def _cost(plan: Plan) -> str:
     """Return what one run computes and what its tensors take, over all cases."""
     problems = [case.problem for case in plan.cases]
     flops = sorted({problem.flops() for problem in problems})
-    sizes = sorted({problem.tensor_bytes for problem in problems})
-    return (
-        f"{_span([operations(value) for value in flops])} a run · "
-        f"Q, K, V and output {_span([size(value) for value in sizes])}"
-    )
+    said = [f"{_span([operations(value) for value in flops])} a run"]
+    for what, backward in (("Q, K, V and output", False), ("Q, K, V, output and gradients", True)):
+        if sizes := sorted({problem.tensor_bytes for problem in problems if problem.backward is backward}):
+            said.append(f"{what} {_span([size(value) for value in sizes])}")
+    return " · ".join(said)
 
 
 def _span(texts: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from engine.plan import Plan
 from engine.results import Environment, Row, Sample
 from engine.storage.atomic import replace_file
 
-SCHEMA = 1  # raise it when an older program could misread the file; new fields with defaults do not need it
+SCHEMA = 2  # raise it when an older program could misread the file, as one that knows of no backward case would
 MAX_FILE_BYTES = 128 << 20
 MAX_ROWS = 100_000
 MAX_SAMPLES = 2_000_000  # of one kernel and case, and of memory

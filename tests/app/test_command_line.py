@@ -54,18 +54,21 @@ def test_every_preset_comes_back(preset: Any, typed: Typed) -> None:
         Setup(by_count=True, samples=7, min_samples=3, seed="99", memory_limit="1.5GiB", checks=False, device="cpu"),
         Setup(label='it\'s = "mine"; $HOME | rm *', seconds=0.25, device="NVIDIA GeForce"),
         Setup(label="--seq", device="-1"),
+        Setup(direction="backward"),
+        Setup(direction="both", seq="64,128", threads="1,2"),
     ],
-    ids=lambda setup: setup.label or setup.seq,
+    ids=lambda setup: setup.label or f"{setup.seq} {setup.direction}",
 )
 def test_a_set_up_comes_back(setup: Setup, typed: Typed) -> None:
     plan = setup.plan(None)
     assert typed(command_line.text(plan)) == plan
 
 
-def test_a_tensor_file_comes_back(sample_file: Path, tmp_path: Path, typed: Typed) -> None:
+@pytest.mark.parametrize("direction", options.DIRECTIONS)
+def test_a_tensor_file_comes_back(sample_file: Path, tmp_path: Path, typed: Typed, direction: str) -> None:
     copy = tmp_path / "a file, with spaces.npz"
     copy.write_bytes(sample_file.read_bytes())
-    cases = options.cases(Shape(), Rule(causal=True), str(copy), "1,2")
+    cases = options.cases(Shape(), Rule(causal=True), str(copy), "1,2", direction)
     plan = Plan(cases=cases, kernels=("cpu-flash", "cpu-naive"))
     assert typed(command_line.text(plan)) == plan
 
@@ -79,17 +82,18 @@ sizes = st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-@given(batch=sizes, heads=sizes, seq=sizes, head_dim=sizes, scale=st.none() | st.floats(-2, 2), causal=st.booleans())
+@given(batch=sizes, heads=sizes, seq=sizes, head_dim=sizes, scale=st.none() | st.floats(-2, 2), causal=st.booleans(),
+       direction=st.sampled_from(sorted(options.DIRECTIONS)))  # fmt: skip
 def test_any_sweep_comes_back(
     typed: Typed, batch: list[int], heads: list[int], seq: list[int], head_dim: list[int], scale: float | None,
-    causal: bool,
+    causal: bool, direction: str,
 ) -> None:  # fmt: skip
     texts = {
         name: ",".join(map(str, values))
         for name, values in (("batch", batch), ("heads", heads), ("seq", seq), ("head_dim", head_dim))
     }
     plan = Plan(
-        cases=options.cases(Shape(**texts), Rule(causal=causal, scale=scale), None, None),
+        cases=options.cases(Shape(**texts), Rule(causal=causal, scale=scale), None, None, direction),
         kernels=("gpu-naive", "cpu-flash"),
     )
     assert typed(command_line.text(plan)) == plan
@@ -100,6 +104,12 @@ def test_cases_that_no_one_command_has_are_refused() -> None:
         Case(index=index, problem=AttentionProblem(heads=heads, seq_q=seq))
         for index, (heads, seq) in enumerate(((1, 64), (2, 128)))
     )
+    with pytest.raises(ValueError, match="not all combinations"):
+        command_line.text(Plan(cases=cases, kernels=("cpu-flash",)))
+
+
+def test_no_command_takes_the_backward_pass_first() -> None:
+    cases = Setup(direction="both").plan(None).cases[::-1]
     with pytest.raises(ValueError, match="not all combinations"):
         command_line.text(Plan(cases=cases, kernels=("cpu-flash",)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from made_up import CPU, GPU
 
@@ -95,7 +97,45 @@ def test_what_cannot_run_takes_no_time() -> None:
 
 def test_measured_rates_take_the_place_of_guesses() -> None:
     plan = Setup(seq="2048", kernels=("cpu-flash",), by_count=True, samples=10).plan(None)
-    slow = Machine(cpu=CPU.limits, free_bytes=16 << 30, rates={"cpu-flash": 1.0})
+    slow = Machine(cpu=CPU.limits, free_bytes=16 << 30, rates={("cpu-flash", "forward"): 1.0})
     run_s = plan.cases[0].problem.flops() / 1e9
     assert forecast.seconds(plan, slow) >= 12 * run_s
     assert forecast.seconds(plan, MACHINE) < 2 * run_s
+
+
+def test_a_backward_case_counts_with_what_it_is() -> None:
+    both = Setup(seq="512", direction="both").plan(None)
+    forward, backward = (Setup(seq="512", direction=word).plan(None) for word in ("forward", "backward"))
+    for kernel in both.kernels:
+        one, other, span = (forecast.footprint(kernel, plan, MACHINE) for plan in (forward, backward, both))
+        assert one.most is not None
+        assert other.most is not None
+        assert one.most < other.most
+        assert (span.least, span.most, span.refused) == (one.most, other.most, 0)
+    limited = msgspec.structs.replace(both, memory_limit=forecast.footprint("cpu-flash", forward, MACHINE).most)
+    refused = forecast.footprint("cpu-flash", limited, MACHINE)
+    assert refused.runs
+    assert refused.reason.startswith("in 1 of 2 cases, from backward: ")
+
+
+def test_a_backward_pass_takes_two_and_a_half_times_as_long_or_what_was_measured() -> None:
+    counted = {"seq": "4096", "kernels": ("cpu-flash",), "by_count": True, "samples": 100}
+    assert 2.3 < seconds(**counted, direction="backward") / seconds(**counted) < 2.7
+    assert seconds(**counted, direction="both") > 3 * seconds(**counted)
+    plan = Setup(**counted, direction="backward").plan(None)  # type: ignore[arg-type]
+    for rates, gflops in (
+        ({"forward": 1000.0}, 1000),  # not measured backward, so the other direction is the best guess
+        ({"forward": 1000.0, "backward": 500.0}, 500),
+    ):
+        machine = replace(MACHINE, rates={("cpu-flash", way): rate for way, rate in rates.items()})
+        run_s = plan.cases[0].problem.flops() / gflops / 1e9
+        assert 100 * run_s < forecast.seconds(plan, machine) < 110 * run_s + 2
+
+
+def test_the_reference_of_a_long_backward_case_is_counted_in() -> None:
+    long = {"seq": "16384", "heads": "1", "kernels": ("cpu-flash",), "by_count": True, "samples": 1}
+    machine = replace(MACHINE, rates={("cpu-flash", "forward"): 1e9})
+    plans = [Setup(**long, direction=word).plan(None) for word in ("forward", "backward")]  # type: ignore[arg-type]
+    forward, backward = (forecast.seconds(plan, machine) for plan in plans)
+    assert forward < 2
+    assert backward > 5

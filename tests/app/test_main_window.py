@@ -423,6 +423,49 @@ def test_a_sweep_is_watched_where_it_is_drawn(qtbot: QtBot, window: Window) -> N
     assert len(window.data.rows) == 8
 
 
+def shown(qtbot: QtBot, window: Window, place: int) -> str:
+    """Go to a tab and return what it says it is about."""
+    window.tabs.setCurrentIndex(place)
+    about = window.charts[place].about
+    qtbot.waitUntil(lambda: bool(about.text()))
+    return str(about.text())
+
+
+def test_both_directions_are_told_apart_everywhere(
+    qtbot: QtBot, open_window: Callable[..., Window], window: Window, engine: ScriptedEngine
+) -> None:
+    window.setup_panel.restore({"direction": "both", "seq": "64"})
+    window.tabs.setCurrentIndex(2)
+    run(qtbot, window)
+    assert window.tabs.currentIndex() == 0  # two directions are no sweep
+    (plan,) = engine.plans
+    assert [case.problem.direction for case in plan.cases] == ["forward", "backward"]
+    assert [row.direction for row in window.data.rows] == 4 * ["forward"] + 4 * ["backward"]
+    assert "4 kernels × 2 cases" in window.setup_panel._estimate.text()
+    for place, chart in enumerate(window.charts[:2]):
+        shown(qtbot, window, place)
+        assert [chart.case.itemText(number) for number in range(chart.case.count())] == ["forward", "backward"]
+        assert chart.about.text().startswith("case 2 of 2 · backward · batch 1")
+    for line in ("case 1 of 2: forward", "case 2 of 2: backward"):
+        assert line in window.log.text()
+    window.close_without_asking()
+    assert open_window().setup_panel.direction.currentText() == "both"
+
+
+def test_a_forward_run_does_not_speak_of_it(qtbot: QtBot, window: Window) -> None:
+    window.setup_panel.restore({"seq": "64,128"})
+    run(qtbot, window)
+    abouts = [shown(qtbot, window, place) for place in range(3)]
+    assert not any("forward" in text for text in (*abouts, window.log.text(), window.status.text))
+
+
+def test_the_log_of_a_backward_run_says_so(qtbot: QtBot, window: Window) -> None:
+    window.setup_panel.restore({"direction": "backward", "kernels": ["cpu-flash"]})
+    run(qtbot, window)
+    assert ": cpu-flash, 1 backward case\n" in window.log.text()
+    assert shown(qtbot, window, 0).startswith("backward · batch 1")
+
+
 # --- looks ------------------------------------------------------------------------------------------------------------
 
 

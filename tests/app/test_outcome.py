@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.outcome import CaseRows, adapters, answer, by_case, common, distinct, memory_bound
+from app.outcome import CaseRows, adapters, answer, by_case, common, distinct, in_full, memory_bound
 from engine.plan import Case, Plan
 from engine.problem import AttentionProblem
 from engine.results import Row, Status
@@ -92,10 +92,25 @@ def test_what_cases_share_and_what_sets_them_apart(sweep: tuple[CaseRows, ...]) 
         ({"softcap": 30.0}, "softcap 30"),
         ({"scale": 0.0}, "scale 0"),
         ({"dtype": "f16"}, "f16"),
+        ({"direction": "backward"}, "backward"),
     ],
 )
 def test_every_part_of_a_problem_is_named(fields: dict[str, Any], said: str) -> None:
     assert said in common([Case(index=0, problem=AttentionProblem(**fields))])
+
+
+def test_forward_is_said_only_where_another_case_is_backward() -> None:
+    forward, backward = AttentionProblem(), AttentionProblem(direction="backward")
+    both = [Case(index=index, problem=problem) for index, problem in enumerate((forward, backward))]
+    plain = "batch 1 · heads 8 · seq 1024 · head_dim 64 · f32"
+    assert common(both) == common(both[:1]) == in_full(both[0], both[:1]) == plain
+    assert [distinct(case, both) for case in both] == ["forward", "backward"]
+    assert in_full(both[0], both) == f"case 1 of 2 · forward · {plain}"
+    assert in_full(both[1], both) == f"case 2 of 2 · backward · {plain}"
+    gradients = [Case(index=n, problem=AttentionProblem(seq_q=64 << n, direction="backward")) for n in range(2)]
+    assert common(gradients).startswith("backward · batch 1")
+    assert [distinct(case, gradients) for case in gradients] == ["seq 64", "seq 128"]
+    assert (distinct(both[0], both[:1]), distinct(both[1], both[1:])) == ("", "")
 
 
 def test_adapters_are_listed_once(race: CaseRows) -> None:

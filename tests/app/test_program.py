@@ -118,6 +118,30 @@ def test_the_sample_end_to_end(flashscope: Program, sample_file: Path, tmp_path:
     assert flashscope(tmp_path / "out.json").out.splitlines()[0] == ended.out.splitlines()[0]
 
 
+@pytest.mark.usefixtures("no_display")
+def test_both_directions_end_to_end(flashscope: Program, tmp_path: Path) -> None:
+    out, saved = tmp_path / "out.csv", tmp_path / "out.json"
+    size = ("--heads", "2", "--seq", "32", "--head-dim", "16", "--causal", "--samples", "3")
+    process = start("run", "--direction", "both", *size, "--csv", out, "--json", saved)
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert {"forward", "backward"} < set(printed.splitlines())  # above the rows of each case
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kernels = ("gpu-flash", "gpu-naive", "cpu-flash", "cpu-naive")
+    assert [(row["direction"], row["kernel"]) for row in rows] == [
+        (direction, kernel) for direction in ("forward", "backward") for kernel in kernels
+    ]
+    assert {(row["status"], row["verified"], row["seed"], row["recorded_output_err"]) for row in rows} == {
+        ("ok", "true", "0", "")
+    }
+    naive = [float(row["wall_ms_median"]) for row in rows if row["kernel"] == "cpu-naive"]
+    flash = [row for row in rows if row["kernel"] == "cpu-flash"]
+    for row, wall in zip(flash, naive, strict=True):  # like with like: each with the naive kernel of its own case
+        assert float(row["speedup_vs_naive"]) == pytest.approx(wall / float(row["wall_ms_median"]))
+    assert flashscope(saved).out.splitlines()[0] == printed.splitlines()[0]
+
+
 @pytest.mark.parametrize(("more", "loaded"), [((), False), (("--png", "out.png"), True)])
 def test_qt_is_loaded_for_the_picture_alone(tmp_path: Path, more: tuple[str, ...], loaded: bool) -> None:
     code = (

@@ -229,6 +229,22 @@ def test_a_file_gives_the_problem_and_threads_may_sweep(flashscope: Program, scr
 
 
 @pytest.mark.parametrize(
+    ("word", "directions"),
+    [("forward", ["forward"]), ("backward", ["backward"]), ("both", ["forward", "backward"])],
+)
+def test_a_direction_makes_a_case_of_every_problem(
+    flashscope: Program, script: Any, padded_file: Path, word: str, directions: list[str]
+) -> None:
+    plans = script(OK, OK)
+    flashscope("run", "--kernels", KERNELS, "--direction", word, "--seq", "64,128")
+    flashscope("run", "--kernels", KERNELS, "--direction", word, "--input", padded_file, "--threads", "1,2")
+    swept, from_file = ([(case.index, case.problem.direction) for case in plan.cases] for plan in plans)
+    assert swept == from_file == list(enumerate(2 * directions))
+    assert [case.problem.seq_q for case in plans[0].cases] == [seq for seq in (64, 128) for _ in directions]
+    assert [case.threads for case in plans[1].cases] == [count for count in (1, 2) for _ in directions]
+
+
+@pytest.mark.parametrize(
     ("text", "count"),
     [("8GiB", 8 << 30), ("512M", 512 << 20), ("1.5 g", 3 << 29), ("1000000", 1_000_000), ("2kb", 2048), ("7B", 7)],
 )

@@ -79,3 +79,21 @@ def test_figures_beyond_all_measure_do_not_break_it(make_row: MakeRow, qapp: QAp
     case = Case(index=0, problem=AttentionProblem())
     rows = (make_row(case, "cpu-flash", 1e-4, wall_ms_iqr=5.0), make_row(case, "cpu-naive", 1e7, scratch_bytes=0))
     drawn([CaseRows(case, rows)], qapp)
+
+
+@pytest.mark.parametrize("lengths", [1, 3])
+def test_both_directions_are_drawn(make_row: MakeRow, qapp: QApplication, lengths: int) -> None:
+    problems = [
+        AttentionProblem(seq_q=128 << length, direction=direction)
+        for length in range(lengths)
+        for direction in ("forward", "backward")
+    ]
+    groups = []
+    for index, problem in enumerate(problems):
+        case = Case(index=index, problem=problem)
+        groups.append(CaseRows(case, (make_row(case, "gpu-flash", problem.flops() / 1e8),)))
+    picture = drawn(groups, qapp)
+    assert share(picture, kernel_colour("gpu-flash")) > 0.0001
+    if lengths == 1:  # bars, one for each direction
+        assert picture.height() > drawn(groups[:1], qapp).height()
+        assert share(picture, kernel_colour("gpu-flash")) > 0.005

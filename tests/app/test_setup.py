@@ -53,6 +53,8 @@ def test_a_field_that_means_nothing_is_named(field: str, text: str, words: str) 
         (Setup(head_dim="300"), "at most 256"),
         (Setup(threads="5000"), "at most 1024"),
         (Setup(batch="1..500+1", heads="1,2,3"), "1500 cases"),
+        (Setup(batch="1..600+1", direction="both"), "600 × 2 = 1200 cases"),
+        (Setup(direction="sideways"), "^direction must be forward, backward or both, got 'sideways'$"),
         (Setup(label="two\nlines"), "one line"),
         (Setup(seq="99999999999"), "too large"),
     ],
@@ -70,15 +72,16 @@ def test_what_does_not_count_is_not_complained_about() -> None:
 
 
 def test_the_plan_is_the_command_lines() -> None:
-    setup = Setup(heads="4,8", seq="128..512*2", head_dim_v="32", mask="window", window="64", softcap="30", threads="2")
+    setup = Setup(heads="4,8", seq="128..512*2", head_dim_v="32", mask="window", window="64", softcap="30", threads="2",
+                  direction="both")  # fmt: skip
     shape = Shape(batch="1", heads="4,8", seq="128..512*2", head_dim="64", head_dim_v=32)
-    assert setup.plan(None).cases == options.cases(shape, Rule(window=64, softcap=30.0), None, "2")
+    assert setup.plan(None).cases == options.cases(shape, Rule(window=64, softcap=30.0), None, "2", "both")
 
 
 def test_a_tensor_file_gives_the_shape(padded_file: Path) -> None:
-    setup = Setup(tensors=str(padded_file), mask="causal", threads="1,2")
+    setup = Setup(tensors=str(padded_file), mask="causal", threads="1,2", direction="both")
     plan = setup.plan(preview(str(padded_file)))
-    assert plan.cases == options.cases(Shape(), Rule(causal=True), str(padded_file), "1,2")
+    assert plan.cases == options.cases(Shape(), Rule(causal=True), str(padded_file), "1,2", "both")
     assert plan.cases[0].problem.key_mask is not None
     assert setup.tensor_names == padded_file.name
 
@@ -102,9 +105,10 @@ def test_presets_are_the_models_shapes() -> None:
 
 
 def test_a_preset_leaves_kernels_device_and_length_alone() -> None:
-    mine = Setup(kernels=("cpu-flash",), device="cpu", seconds=9.0, threads="1", label="x", tensors="t.npz")
+    mine = Setup(kernels=("cpu-flash",), device="cpu", seconds=9.0, threads="1", label="x", tensors="t.npz",
+                 direction="both")  # fmt: skip
     chosen = mine.with_preset(presets()[0])
-    assert (chosen.kernels, chosen.device, chosen.seconds, chosen.threads, chosen.label) == (
-        mine.kernels, mine.device, mine.seconds, mine.threads, mine.label,
+    assert (chosen.kernels, chosen.device, chosen.seconds, chosen.threads, chosen.label, chosen.direction) == (
+        mine.kernels, mine.device, mine.seconds, mine.threads, mine.label, mine.direction,
     )  # fmt: skip
     assert chosen.tensors == ""

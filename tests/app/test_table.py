@@ -97,3 +97,15 @@ def test_a_terminal_gets_colour(race: CaseRows) -> None:
 
 def test_text_of_strangers_is_no_markup(race: CaseRows) -> None:
     assert "[bold]q [1,12,512,32]" in printed([race], 120, "[bold]q [1,12,512,32]")
+
+
+def test_both_directions_stand_under_their_names(make_row: Callable[..., Row]) -> None:
+    problems = [AttentionProblem(seq_q=64), AttentionProblem(seq_q=64, direction="backward")]
+    cases = [Case(index=index, problem=problem) for index, problem in enumerate(problems)]
+    groups = [CaseRows(case, (make_row(case, "cpu-flash", 1.0, warnings="hot"),)) for case in cases]
+    groups[1] = CaseRows(cases[1], (make_row(cases[1], "cpu-flash", status=Status.SKIPPED, message="it cannot"),))
+    lines = printed(groups, 120).splitlines()
+    assert lines[1] == "batch 1 · heads 8 · seq 64 · head_dim 64 · f32"
+    assert lines.index("forward") < lines.index("backward")
+    assert "  cpu-flash skipped: it cannot (backward)" in lines
+    assert "  cpu-flash: hot (forward)" in lines

@@ -37,7 +37,7 @@ from engine.kernels import registry
 from engine.kernels.base import Kernel, MemoryUse, Outputs, Prepared
 from engine.measure import peaks
 from engine.plan import Case, Plan
-from engine.problem import AttentionProblem
+from engine.problem import AttentionProblem, Direction
 from engine.reference import reference
 from engine.results import Row, Status, StopReason
 from engine.running import Cancelled, ShouldStop, Timing, never_stop
@@ -653,15 +653,39 @@ class TestListeners:
         assert kernel.open == 0
 
 
-def test_the_cpu_kernels_for_real() -> None:
-    problem = AttentionProblem(batch=1, heads=2, seq_q=96, head_dim=16, causal=True)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_cpu_kernels_for_real(direction: Direction) -> None:
+    problem = AttentionProblem(batch=1, heads=2, seq_q=96, head_dim=16, causal=True, direction=direction)
     what = Plan(
         cases=(Case(index=0, problem=problem, threads=2),), kernels=("cpu-flash", "cpu-naive"), samples=3, device="cpu"
     )
     got = told(what)
     assert [row.status for row in got.rows] == [Status.OK, Status.OK], got.rows
     for row in got.rows:
-        assert row.peak_bytes == pytest.approx(row.predicted_bytes, rel=0.05, abs=256 << 10)
+        assert row.direction == direction
+        if direction == "forward":
+            assert row.peak_bytes == pytest.approx(row.predicted_bytes, rel=0.05, abs=256 << 10)
         assert row.max_abs_err is not None
         assert row.max_abs_err < 4e-6
         assert row.speedup_vs_naive is not None
+
+
+def test_a_file_is_raced_backward_from_a_drawn_gradient(sample_file: Path) -> None:
+    problem = inputs.preview(str(sample_file)).problem(direction="backward")
+    case = Case(index=0, problem=problem, input=str(sample_file))
+    got = told(Plan(cases=(case,), kernels=("cpu-flash", "cpu-flash-jit"), samples=2, device="cpu", seed=7))
+    row, skipped = got.row("cpu-flash"), got.row("cpu-flash-jit")
+    assert (row.status, row.verified, row.direction, row.seed) == (Status.OK, True, "backward", 7)
+    assert row.recorded_output_err is None  # the file records no gradients
+    assert (skipped.status, skipped.direction) == (Status.SKIPPED, "backward")
+
+
+def test_rows_that_never_ran_say_their_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [Scripted("a", steady(10), reason="no"), Scripted("b", steady(10), fail_in="prepare")]
+    case = Case(index=0, problem=msgspec.structs.replace(PROBLEM, direction="backward"), threads=1)
+    what = plan(kernels, monkeypatch, cases=(case,))
+    for got, statuses in (
+        (told(what), [Status.SKIPPED, Status.FAILED]),
+        (told(what, lambda: True), [Status.CANCELLED, Status.CANCELLED]),
+    ):
+        assert [(row.status, row.direction) for row in got.rows] == [(status, "backward") for status in statuses]

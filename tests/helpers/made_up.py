@@ -33,6 +33,7 @@ def make_row(case: Case, kernel: str, wall_ms: float | None = None, **fields: An
         "run_id": "20261130-121314-a1b2",
         "started_at": "2026-11-30T12:13:14+00:00",
         "kernel": kernel,
+        "direction": problem.direction,
         "status": Status.OK,
         **(SOFTWARE if gpu else PROCESSOR),
         "dtype": problem.dtype,

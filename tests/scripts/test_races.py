@@ -77,6 +77,25 @@ def test_time_rate_share_and_contests(table: ModuleType) -> None:
     assert "llvmpipe" in text
 
 
+def test_a_backward_problem_is_named_and_a_kernel_without_a_backward_pass_has_no_figures(table: ModuleType) -> None:
+    backward = AttentionProblem(heads=16, seq_q=4096, head_dim=64, direction="backward")
+    cases = tuple(Case(index=i, problem=problem) for i, problem in enumerate((PREFILL, backward)))
+    rows = [
+        *(gpu_row(cases[0], kernel, 2.0) for kernel in ("gpu-flash", "gpu-naive", "torch-sdpa-cuda")),
+        gpu_row(cases[1], "gpu-flash", 5.0),
+        gpu_row(cases[1], "gpu-naive", 9.0, status=Status.SKIPPED, message="gpu-naive has no backward pass"),
+        gpu_row(cases[1], "torch-sdpa-cuda", 10.0),
+    ]
+    asked = race(table, PREFILL, backward)
+    text = table.report(asked, Plan(cases=cases, kernels=asked.kernels), rows)
+    assert cells(text, 2)[:2] == ["batch 1, heads 16, seq 4096, head_dim 64, f32", "2.00 ms · 34.4 TFLOP/s · 57 %"]
+    assert cells(text, 3) == [
+        "backward, batch 1, heads 16, seq 4096, head_dim 64, f32",
+        "5.00 ms · 34.4 TFLOP/s · 57 %", "skipped", "10.0 ms · 17.2 TFLOP/s · 29 %", "2.00×", "–",
+    ]  # fmt: skip
+    assert "- gpu-naive skipped: gpu-naive has no backward pass" in text
+
+
 def test_runs_give_the_median_and_the_range(table: ModuleType) -> None:
     cases = tuple(Case(index=i, problem=PREFILL) for i in range(3))
     rows = [
@@ -144,15 +163,21 @@ def test_what_is_raced(table: ModuleType) -> None:
                 )
                 assert wanted in gpu.quick
         assert AttentionProblem(heads=32, kv_heads=8, seq_q=1, seq_k=65_536, head_dim=128, dtype=dtype) in gpu.quick
+    assert {(p.batch, p.heads, p.seq_q, p.head_dim, p.causal, p.dtype) for p in gpu.quick if p.backward} == {
+        (batch, 16, 4096, head_dim, causal, "f32")
+        for batch, head_dim in ((4, 64), (2, 128))
+        for causal in (False, True)
+    }
     assert set(gpu.quick) < set(gpu.problems)
     assert len(set(gpu.problems)) == len(gpu.problems)
     assert {problem.seq_q for problem in gpu.problems} >= {512, 1024, 2048, 4096, 8192, 16_384, 32_768}
     assert {problem.head_dim for problem in gpu.problems} == {32, 64, 80, 96, 128, 256}
     assert ("gpu-flash", "torch-sdpa-cuda") in gpu.contests
-    assert {(p.heads, p.seq_q, p.head_dim, p.causal) for p in cpu.problems} == {
-        (heads, seq, head_dim, causal)
+    assert {(p.heads, p.seq_q, p.head_dim, p.causal, p.direction) for p in cpu.problems} == {
+        (heads, seq, head_dim, causal, direction)
         for heads, seq, head_dim in ((8, 2048, 64), (4, 4096, 64), (4, 2048, 128))
         for causal in (False, True)
+        for direction in ("forward", "backward")
     }
     assert {"cpu-flash", "cpu-naive", "torch-sdpa"} <= set(cpu.kernels)
     assert (cpu.runs, gpu.runs) == (5, 1)

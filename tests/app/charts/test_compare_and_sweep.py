@@ -216,6 +216,34 @@ def test_two_sweeps_are_shown_one_line_at_a_time(sweeping: SweepTab) -> None:
     assert [round(10 ** spot.pos().y()) for spot in marks(sweeping.latency, "o")] == [1, 3]
 
 
+def test_directions_are_two_lines_with_their_names_from_the_start(sweeping: SweepTab) -> None:
+    ways = [(seq, way) for seq in (128, 256) for way in ("forward", "backward")]
+    cases = [
+        Case(index=index, problem=AttentionProblem(seq_q=seq, direction=way))  # type: ignore[arg-type]
+        for index, (seq, way) in enumerate(ways)
+    ]
+    plan = Plan(cases=tuple(cases), kernels=("gpu-flash",))
+    sweeping.data.feed(started(plan))
+    for case in cases[:3]:  # the last one, backward, has yet to come
+        sweeping.data.feed(KernelFinished(case, "gpu-flash", make_row(case, "gpu-flash", case.index + 1.0)))
+    sweeping.refresher.now()
+    assert [sweeping.line.itemText(n) for n in range(sweeping.line.count())] == ["forward", "backward"]
+    assert [round(10 ** spot.pos().y()) for spot in marks(sweeping.latency, "o")] == [1, 3]
+    assert sweeping.about.text().endswith(" · f32 · forward")  # pictures hold this line, and not the choices
+    sweeping.line.setCurrentIndex(1)
+    sweeping.line.activated.emit(1)
+    assert [round(10 ** spot.pos().y()) for spot in marks(sweeping.latency, "o")] == [2]
+    assert sweeping.about.text().endswith(" · f32 · backward")
+
+
+def test_two_directions_are_no_sweep(sweeping: SweepTab) -> None:
+    problems = (AttentionProblem(), AttentionProblem(direction="backward"))
+    cases = [Case(index=index, problem=problem) for index, problem in enumerate(problems)]
+    feed(sweeping, *(CaseRows(case, (make_row(case, "gpu-flash", 1.0),)) for case in cases))
+    assert not sweeping.latency.isVisible()
+    assert "Nothing is swept" in sweeping._hint.label.text()
+
+
 def test_without_a_sweep_it_says_how_to_make_one(sweeping: SweepTab, race: CaseRows) -> None:
     feed(sweeping, race)
     assert not sweeping.latency.isVisible()

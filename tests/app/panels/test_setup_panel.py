@@ -13,7 +13,7 @@ import pytest
 from made_up import CPU, GPU
 from PySide6.QtCore import QLocale, Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFileDialog, QMessageBox
+from PySide6.QtWidgets import QFileDialog, QLabel, QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app import command_line
@@ -145,6 +145,41 @@ def test_the_window_field_belongs_to_the_window(panel: SetupPanel) -> None:
     assert "needs a length" in panel.reason()
 
 
+def test_both_directions_double_the_cases_and_say_what_they_hold(panel: SetupPanel) -> None:
+    assert panel.direction.currentText() == "forward"
+    panel.plan()
+    assert panel._cost.text() == "2.15 GFLOP a run · Q, K, V and output 8.00 MiB"
+    panel.direction.setCurrentText("both")
+    plan = panel.plan()
+    assert plan is not None
+    assert [case.problem.direction for case in plan.cases] == ["forward", "backward"]
+    assert panel._cost.text() == (
+        "2.15 GFLOP to 5.37 GFLOP a run · Q, K, V and output 8.00 MiB · Q, K, V, output and gradients 16.0 MiB"
+    )
+    assert " to " in panel.kernels.rows["gpu-flash"].memory.text()
+    panel.texts["memory_limit"].show_text("12MiB")
+    panel.plan()
+    assert panel.kernels.rows["cpu-flash"].reason.text().startswith("Cannot run in 1 of 2 cases, from backward: ")
+
+
+def test_the_direction_is_reached_by_keyboard_and_explained(panel: SetupPanel, qtbot: QtBot) -> None:
+    panel.show()
+    panel.direction.setFocus(Qt.FocusReason.TabFocusReason)
+    qtbot.keyClick(panel.direction, Qt.Key.Key_Down)
+    assert panel.setup().direction == "backward"
+    label = next(label for label in panel.findChildren(QLabel) if label.buddy() is panel.direction)
+    assert (label.text(), panel.direction.accessibleName()) == ("direction", "direction")
+    assert "dQ, dK and dV" in panel.direction.accessibleDescription()
+    assert panel.direction.parentWidget().toolTip() == panel.direction.accessibleDescription()
+
+
+def test_the_seed_counts_where_a_gradient_is_drawn(panel: SetupPanel, padded_file: Path) -> None:
+    panel.load_tensors(str(padded_file))
+    assert not panel.texts["seed"].isEnabled()
+    panel.direction.setCurrentText("backward")
+    assert panel.texts["seed"].isEnabled()
+
+
 def test_a_tensor_file_takes_the_place_of_the_shape(panel: SetupPanel, padded_file: Path) -> None:
     panel.show()
     panel.load_tensors(str(padded_file))
@@ -208,7 +243,7 @@ def test_the_set_up_is_kept_as_plain_values(panel: SetupPanel, sample_file: Path
     shutil.copy(sample_file, kept_file)
     panel.show_setup(
         Setup(heads="2,4", mask="window", window="7", scale="0.5", kernels=("cpu-flash",), by_count=True, samples=12,
-              seed="5", memory_limit="1GiB", checks=False, label="=1+1")
+              seed="5", memory_limit="1GiB", checks=False, label="=1+1", direction="both")
     )  # fmt: skip
     panel.load_tensors(str(kept_file))
     panel.device.combo.setCurrentIndex(1)
@@ -230,13 +265,15 @@ def test_the_set_up_is_kept_as_plain_values(panel: SetupPanel, sample_file: Path
         {},
         {"batch": 3, "seconds": "x", "samples": None, "kernels": "cpu-flash", "device": 7, "mask": "triangle"},
         {"seconds": True, "samples": 10**20, "min_samples": -5, "kernels": [1, "cpu-flash"], "nonsense": 1},
-        {"device": {"name": 3}, "tensors": "/no/such/file.npz", "dtype": "f99"},
+        {"device": {"name": 3}, "tensors": "/no/such/file.npz", "dtype": "f99", "direction": "sideways"},
+        {"direction": ["both"]},
     ],
 )
 def test_values_of_the_wrong_kind_are_left_out(panel: SetupPanel, state: dict[str, object]) -> None:
     panel.restore(state)
     setup = panel.setup()
     assert (setup.batch, setup.seq, setup.mask, setup.dtype, setup.tensors) == ("1", "1024", "none", "f32", "")
+    assert setup.direction == "forward"
     assert panel.plan() is not None
 
 
@@ -295,7 +332,7 @@ def test_a_run_holds_the_set_up_still(panel: SetupPanel) -> None:
 
 def test_measured_rates_change_the_estimate(panel: SetupPanel) -> None:
     before = told(panel)
-    panel.set_rates({"cpu-naive": 0.001})
+    panel.set_rates({("cpu-naive", "forward"): 0.001})
     assert told(panel) != before
 
 

@@ -62,6 +62,15 @@ def test_a_row_without_a_device_and_one_from_a_file() -> None:
     assert (got.input, got.seed) == ("a.npz", None)
 
 
+@pytest.mark.parametrize("status", Status)
+def test_every_row_says_its_direction_and_backward_the_seed_of_the_outputs_gradient(status: Status) -> None:
+    backward = msgspec.structs.replace(PROBLEM, direction="backward")
+    case = msgspec.structs.replace(CASE, problem=backward, input="a.npz")
+    got = blank_row(OCCASION, case, "k", None, status)
+    assert (got.direction, got.input, got.seed) == ("backward", "a.npz", 9)
+    assert blank_row(OCCASION, CASE, "k", None, status).direction == "forward"
+
+
 def test_statistics_are_of_wall_time_and_rates_of_the_gpu_clock() -> None:
     peak = Peak(10.0, 4.0)
     got = measured("discrete", samples([2.0, 2.0, 4.0], [1.0, 0.5, 1.0], repeats=3), peak)

@@ -42,7 +42,7 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, run: RunFile) -> None:
 
 def test_it_is_plain_json_with_a_schema(tmp_path: Path, run: RunFile) -> None:
     document = saved(tmp_path / "run.json", run)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["results"][0]["kernel"] == "cpu-flash"
     assert document["samples"][0]["samples"][1] == [1, 0.625, 1.5, None, 8]
 
@@ -71,10 +71,10 @@ def test_a_path_that_is_not_utf8_is_still_saved(tmp_path: Path, run: RunFile, ro
 def test_a_newer_schema_is_refused(tmp_path: Path, run: RunFile) -> None:
     path = tmp_path / "run.json"
     document = saved(path, run)
-    path.write_text(json.dumps({"schema": 2, "entirely": "different"}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"run\.json was written by a newer FlashScope \(schema 2, .* up to 1\)"):
+    path.write_text(json.dumps({"schema": 3, "entirely": "different"}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"run\.json was written by a newer FlashScope \(schema 3, .* up to 2\)"):
         load(path)
-    path.write_text(json.dumps(document | {"schema": 2}), encoding="utf-8")
+    path.write_text(json.dumps(document | {"schema": 3}), encoding="utf-8")
     with pytest.raises(ValueError, match="newer FlashScope"):
         load(path)
 
@@ -86,6 +86,18 @@ def test_a_file_from_before_a_field_existed_is_read(tmp_path: Path, run: RunFile
     path.write_text(json.dumps(document | {"unknown": 1}), encoding="utf-8")
     got = load(path)
     assert (got.reason, got.plan.checks, got.results[0].nonfinite) == ("done", True, None)
+
+
+def test_a_backward_case_comes_back_and_one_from_before_there_were_any_is_forward(tmp_path: Path, run: RunFile) -> None:
+    path = tmp_path / "run.json"
+    case = msgspec.structs.replace(
+        run.plan.cases[0], problem=msgspec.structs.replace(run.plan.cases[0].problem, direction="backward")
+    )
+    document = saved(path, msgspec.structs.replace(run, plan=msgspec.structs.replace(run.plan, cases=(case,))))
+    assert load(path).plan.cases == (case,)
+    del document["plan"]["cases"][0]["problem"]["direction"], document["results"][0]["direction"]
+    path.write_text(json.dumps(document | {"schema": 1}), encoding="utf-8")
+    assert load(path) == run
 
 
 @pytest.mark.parametrize(
@@ -126,6 +138,7 @@ def test_every_truncation_is_refused(tmp_path: Path, run: RunFile) -> None:
         (("samples", 0, "samples", 0, 2), None),
         (("samples", 0, "case"), "0"),
         (("plan", "cases", 0, "problem", "heads"), 0),
+        (("plan", "cases", 0, "problem", "direction"), "sideways"),
         (("plan", "cases", 0, "problem", "scale"), 1e999),
         (("plan", "cases", 0, "problem", "key_mask", "bits"), "AAAA"),
         (("plan", "cases", 0, "problem", "key_mask", "bits"), "~"),
