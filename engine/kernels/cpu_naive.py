@@ -53,14 +53,18 @@ class CpuNaive(Kernel):
         matrices = 2 if problem.backward else 1
         return problem.tensor_bytes + matrices * problem.score_bytes + math.prod(mask_shape(problem))
 
+    def load(self) -> None:
+        """Import the backward pass, which builds on this module."""
+        from engine.kernels import cpu_naive_backward  # noqa: F401
+
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, *, want_lse: bool = False
     ) -> Prepared:
         """Allocate the result and all score matrices, and build the mask."""
         if problem.backward:
-            from engine.kernels.cpu_naive_backward import PreparedNaiveBackward
+            from engine.kernels import cpu_naive_backward
 
-            return PreparedNaiveBackward(problem, self.with_forward(problem, inputs, device), device)
+            return cpu_naive_backward.PreparedNaiveBackward(problem, self.with_forward(problem, inputs, device), device)
         return _PreparedNaive(problem, inputs, device, want_lse)
 
 
