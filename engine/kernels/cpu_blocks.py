@@ -39,7 +39,7 @@ class BlockSizes(msgspec.Struct, frozen=True):
         return f"{self.rows}x{self.keys}, {self.edge_keys} on edges"
 
     @classmethod
-    def default(cls, limits: Limits, *, keys: int, edge_keys: int, l2_times: int) -> BlockSizes:
+    def default(cls, limits: Limits, *, keys: int, edge_keys: int, l2_times: float) -> BlockSizes:
         """Return sizes for which the scores of a block and a tile are at most so many times L2."""
         rows = _MAX_ROWS
         while rows > _MIN_ROWS and rows * keys * 4 > l2_times * limits.l2_bytes:
@@ -160,8 +160,11 @@ class Sight:
         self._all = slice(0, len(self.first))
         self.blind = self.first >= self.end  # rows that see no key at all
 
-    def tiles(self, keys: int, edge_keys: int) -> Iterator[Tile]:
-        """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all."""
+    def tiles(self, keys: int, edge_keys: int, stack: int = 1) -> Iterator[Tile]:
+        """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all.
+
+        The rows of a tile begin and end with a whole stack of so many rows, the last of which may be a shorter one.
+        """
         start = self._start
         while start < self._stop:
             if self._all_from <= start and start + keys <= self._all_to:
@@ -172,8 +175,13 @@ class Sight:
             stop = min(start + keys, edge + edge_keys, self._stop)
             seeing = np.flatnonzero((self.first < stop) & (self.end > start))
             if len(seeing):
-                yield Tile(start, stop, slice(int(seeing[0]), int(seeing[-1]) + 1))
+                begin, end = int(seeing[0]) // stack * stack, (int(seeing[-1]) // stack + 1) * stack
+                yield Tile(start, stop, slice(begin, min(end, self._all.stop)))
             start = stop
+
+    def all_see(self, tile: Tile) -> bool:
+        """Tell whether every row of the block sees the whole tile."""
+        return self._all_from <= tile.start and tile.stop <= self._all_to
 
     def sees(self, keys: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Tell for every row whether it sees those keys: bool [rows, len(keys)]."""
@@ -181,15 +189,24 @@ class Sight:
 
     def hide(self, scores: Array, tile: Tile, scratch: Hidden) -> None:
         """Set what a row does not see to -inf in the ``scores`` [..., rows, keys] of a tile."""
-        if self._all_from <= tile.start and tile.stop <= self._all_to:
-            return
-        keys = tile.stop - tile.start
-        for before, bounds in ((True, self.first), (False, self.end)):
-            bound = np.clip(bounds[tile.rows] - tile.start, 0, keys)
-            rows = np.flatnonzero(bound > 0 if before else bound < keys)
-            if len(rows):
+        for rows, hidden in self.hidden(tile, scratch):
+            np.copyto(scores[..., rows.start - tile.rows.start : rows.stop - tile.rows.start, :], -np.inf, where=hidden)
+
+    def hidden(self, tile: Tile, scratch: Hidden) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
+        """Yield rows of a tile that do not see all of it, and what they do not see, bool [rows, keys of the tile]."""
+        keys, at = tile.stop - tile.start, tile.rows.start
+        if tile.start < self._all_from:
+            bound = np.minimum(self.first[tile.rows] - tile.start, keys)
+            if len(rows := np.flatnonzero(bound > 0)):
                 edge = slice(int(rows[0]), int(rows[-1]) + 1)
-                np.copyto(scores[..., edge, :], -np.inf, where=scratch.of(bound[edge], keys, before, self._diagonal))
+                hidden = scratch.of(np.maximum(bound[edge], 0), keys, True, self._diagonal)
+                yield slice(edge.start + at, edge.stop + at), hidden
+        if tile.stop > self._all_to:
+            bound = np.maximum(self.end[tile.rows] - tile.start, 0)
+            if len(rows := np.flatnonzero(bound < keys)):
+                edge = slice(int(rows[0]), int(rows[-1]) + 1)
+                hidden = scratch.of(np.minimum(bound[edge], keys), keys, False, self._diagonal)
+                yield slice(edge.start + at, edge.stop + at), hidden
 
 
 class Hidden:

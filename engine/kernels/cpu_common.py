@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ Array = NDArray[np.float32]
 _FAR = 1e30  # scales and soft caps beyond this, or below its inverse, say no more in float32, only overflow
 _WORTHWHILE_FLOPS = 8e6  # of an item: some 100 µs of work, against half as much of Python
 _FLOPS_LOADING = 16  # what loading a number of K or V counts for
+_LINE = 64  # bytes of a cache line
 _FOLD = 16  # rows taken as one where columns are reduced
 
 
@@ -69,6 +71,14 @@ def apply_softcap(scores: Array, softcap: float) -> None:
     scores /= cap
     np.tanh(scores, out=scores)
     scores *= cap
+
+
+def aligned(*shape: int) -> Array:
+    """Return zeros that begin on a cache line: of vectors as long as one, NumPy's own would all lie across two."""
+    count = math.prod(shape)
+    memory = np.zeros(count + _LINE // 4, np.float32)
+    begin = -memory.ctypes.data % _LINE // 4
+    return memory[begin : begin + count].reshape(shape)
 
 
 def bounds(values: Array) -> tuple[Array, Array]:
