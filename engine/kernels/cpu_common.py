@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +74,12 @@ def apply_softcap(scores: Array, softcap: float) -> None:
     scores *= cap
 
 
-def aligned(*shape: int) -> Array:
+def aligned(*shape: int, kind: type[np.generic] = np.float32) -> NDArray[Any]:
     """Return zeros that begin on a cache line: of vectors as long as one, NumPy's own would all lie across two."""
-    count = math.prod(shape)
-    memory = np.zeros(count + _LINE // 4, np.float32)
-    begin = -memory.ctypes.data % _LINE // 4
-    return memory[begin : begin + count].reshape(shape)
+    size = math.prod(shape) * np.dtype(kind).itemsize
+    memory = np.zeros(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return memory[begin : begin + size].view(kind).reshape(shape)
 
 
 def bounds(values: Array) -> tuple[Array, Array]:
