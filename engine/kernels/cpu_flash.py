@@ -8,8 +8,8 @@ side in memory. What a thread owns, for G groups of heads (1 unless they are sho
     sums    [G, S, head_dim_v, R]       values [G, T, head_dim_v]    tile_sums, as sums     if causal, hidden [S·R, T]
 
 How many those are depends on BLAS. Where it multiplies small matrices without copying them first, stacks and tiles
-are that small, R·T scores at most L1, and all of them 0.4 times L2. Elsewhere all rows are one stack, and the scores at
-most four times L2. Larger blocks load keys and values less often, and NumPy is called less.
+are that small (a tile may be several products long), and the scores at most half of L2. Elsewhere all rows are one
+stack, and the scores at most four times L2. Larger blocks load keys and values less often, and NumPy is called less.
 
 The algorithm is the forward pass of FlashAttention-2 (Dao 2023, algorithm 1), changed where NumPy asks for it, since
 each pass over the scores costs a good part of a matrix product:
@@ -61,8 +61,8 @@ from engine.running import ShouldStop, Timing, never_stop
 _KEYS, _EDGE_KEYS, _L2_TIMES = 512, 256, 4.0
 _STACK = 64  # rows: four vectors of AVX-512, what its kernels for small products go by
 _VECTOR = 16  # rows in a vector of AVX-512
-_FEW_L2_TIMES = 0.4  # with stacks
-_LEAST_KEYS = 32  # with fewer, calling NumPy costs more than packing
+_FEW_TOGETHER, _FEW_L2_TIMES = 256, 0.5  # with stacks: keys of a tile, of several products, for fewer calls of NumPy
+_LEAST_KEYS = 32  # of a product; with fewer, calling NumPy costs more than packing
 _ALL = slice(None)
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
@@ -251,6 +251,7 @@ class _OnlineSoftmax:
         self._before_cap, self._factor = (1.0, rest) if problem.softcap is None else (rest, 1.0)
         self._sight, self._hidden = sight, work.hidden
         self._keys, self._scores, self._ones = work.keys, work.scores, work.ones
+        self._few = _few_keys(problem) or len(work.keys)
         self._queries, self.sums, self._tile_sums = work.queries[:, :stacks], work.sums[:, :stacks], work.tile_sums
         self.totals: Array = np.zeros((len(q), stacks, self._rows), np.float32)
         self._maximum = np.zeros_like(self.totals)
@@ -308,12 +309,18 @@ class _OnlineSoftmax:
             return self.add(tile, keys, values)
         totals, sums = self.totals[at[:2] + at[3:]], self.sums[at]
         totals += tile_totals
-        sums += np.matmul(values.swapaxes(1, 2)[:, None], weights, out=self._tile_sums[at])
+        turned = values.swapaxes(1, 2)[:, None]
+        for few in self._products(weights):
+            sums += np.matmul(turned[..., few], weights[:, :, few], out=self._tile_sums[at])
         return weights
 
     def lse(self) -> Array:
         """Return the log-sum-exp of each row's scores, natural log [groups, rows]."""
         return self.by_row(self._factor * self._maximum + np.log(self.totals))
+
+    def _products(self, scores: Array) -> list[slice]:
+        """Return which keys of a tile to multiply at a time."""
+        return [slice(start, start + self._few) for start in range(0, scores.shape[2], self._few)]
 
     def _scores_of(self, at: tuple[slice, ...], keys: Array) -> Array:
         """Return the scores of some rows, less the maximum so far."""
@@ -324,9 +331,11 @@ class _OnlineSoftmax:
             for of_head in range(len(keys)):
                 shifted = self._keys[: shape[2]]
                 shifted[:, :-1] = keys[of_head]
-                np.matmul(shifted, queries[of_head], out=scores[of_head])
+                for few in self._products(scores):
+                    np.matmul(shifted[few], queries[of_head], out=scores[of_head, :, few])
             return scores
-        np.matmul(keys[:, None], queries[:, :, :-1], out=scores)
+        for few in self._products(scores):
+            np.matmul(keys[:, None, few], queries[:, :, :-1], out=scores[:, :, few])
         if self._softcap is not None:  # it is not linear, so the maximum cannot enter the product
             scores *= self._before_cap
             apply_softcap(scores, self._softcap)
@@ -362,10 +371,10 @@ class _OnlineSoftmax:
 
 
 def _default(problem: AttentionProblem, limits: Limits) -> BlockSizes:
-    keys = min(unpacked_product() // (_STACK * _widest(problem)), cache_bytes(1) // (_STACK * 4)) // 4 * 4
-    if keys < _LEAST_KEYS:
-        return BlockSizes.default(limits, keys=_KEYS, edge_keys=_EDGE_KEYS, l2_times=_L2_TIMES)
-    return BlockSizes.default(limits, keys=keys, edge_keys=keys, l2_times=_FEW_L2_TIMES)
+    if few := _few_keys(problem):
+        keys = few * max(1, _FEW_TOGETHER // few)
+        return BlockSizes.default(limits, keys=keys, edge_keys=keys, l2_times=_FEW_L2_TIMES)
+    return BlockSizes.default(limits, keys=_KEYS, edge_keys=_EDGE_KEYS, l2_times=_L2_TIMES)
 
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
@@ -374,16 +383,19 @@ def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
 
 
 def _stacks(problem: AttentionProblem, blocks: Blocks) -> tuple[int, int]:
-    """Return how many stacks a block has, and the rows of one: as few as its products, unpacked, ask for, or all."""
+    """Return how many stacks a block has, and the rows of one: few where that spares packing, or all."""
     rows = blocks.rows * blocks.heads
-    if rows <= _STACK or _STACK * blocks.keys * _widest(problem) > unpacked_product():
+    if rows <= _STACK or not _few_keys(problem):
         return 1, rows
     stacks = -(-rows // _STACK)
     return stacks, -(-rows // (stacks * _VECTOR)) * _VECTOR
 
 
-def _widest(problem: AttentionProblem) -> int:
-    return max(problem.head_dim + 1, problem.head_dim_v)
+def _few_keys(problem: AttentionProblem) -> int:
+    """Return how many keys a product with a stack may have for BLAS not to pack, and scores to fit in L1, or 0."""
+    widest = max(problem.head_dim + 1, problem.head_dim_v)
+    few = min(unpacked_product() // (_STACK * widest), cache_bytes(1) // (_STACK * 4)) // 4 * 4
+    return few if few >= _LEAST_KEYS else 0
 
 
 def _alike(by_row: Array, by_stack: Array) -> Iterator[tuple[Array, Array]]:
