@@ -192,21 +192,24 @@ class Sight:
         for rows, hidden in self.hidden(tile, scratch):
             np.copyto(scores[..., rows.start - tile.rows.start : rows.stop - tile.rows.start, :], -np.inf, where=hidden)
 
-    def hidden(self, tile: Tile, scratch: Hidden) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
-        """Yield rows of a tile that do not see all of it, and what they do not see, bool [rows, keys of the tile]."""
-        keys, at = tile.stop - tile.start, tile.rows.start
-        if tile.start < self._all_from:
-            bound = np.minimum(self.first[tile.rows] - tile.start, keys)
-            if len(rows := np.flatnonzero(bound > 0)):
-                edge = slice(int(rows[0]), int(rows[-1]) + 1)
-                hidden = scratch.of(np.maximum(bound[edge], 0), keys, True, self._diagonal)
-                yield slice(edge.start + at, edge.stop + at), hidden
-        if tile.stop > self._all_to:
-            bound = np.maximum(self.end[tile.rows] - tile.start, 0)
-            if len(rows := np.flatnonzero(bound < keys)):
-                edge = slice(int(rows[0]), int(rows[-1]) + 1)
-                hidden = scratch.of(np.minimum(bound[edge], keys), keys, False, self._diagonal)
-                yield slice(edge.start + at, edge.stop + at), hidden
+    def hidden(
+        self, tile: Tile, scratch: Hidden, stack: int = 1, *, turned: bool = False
+    ) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
+        """Yield rows of a tile that do not see all of it, and what they do not see, bool [rows, keys of the tile].
+
+        As those of ``tiles``, the rows are whole stacks, so there may be some that see all among them. ``turned`` says
+        that the scores of a key lie side by side, not those of a row.
+        """
+        keys, at = tile.stop - tile.start, tile.rows
+        for before in (True, False):
+            if tile.start >= self._all_from if before else tile.stop <= self._all_to:
+                continue
+            bound = (self.first if before else self.end)[at] - tile.start
+            rows = np.flatnonzero(bound > 0 if before else bound < keys)
+            if len(rows):
+                begin, end = int(rows[0]) // stack * stack, min((int(rows[-1]) // stack + 1) * stack, len(bound))
+                hidden = scratch.of(bound[begin:end], keys, before, self._diagonal, turned)
+                yield slice(at.start + begin, at.start + end), hidden
 
 
 class Hidden:
@@ -215,22 +218,25 @@ class Hidden:
     def __init__(self, rows: int, keys: int) -> None:
         self._compared = np.zeros(rows * keys, np.bool_)
         self._ramp = np.arange(-rows - keys, rows + keys) >= 0
+        self._fall = self._ramp[::-1].copy()
 
     @staticmethod
     def nbytes(rows: int, keys: int) -> int:
         """Return the bytes that it holds."""
-        return rows * keys + 2 * (rows + keys)
+        return rows * keys + 4 * (rows + keys)
 
-    def of(self, bound: NDArray[np.int64], keys: int, before: bool, diagonal: bool) -> NDArray[np.bool_]:
+    def of(self, bound: NDArray[np.int64], keys: int, before: bool, diagonal: bool, turned: bool) -> NDArray[np.bool_]:
         """Return a mask [len(bound), keys]: of each row the keys ``before`` its bound, or those from there on.
 
-        Where bounds are one apart from row to row, as ``diagonal`` promises but for bounds cut off at 0 and ``keys``,
-        nothing is compared: each row of the mask is a row of the same ramp, read from one place further.
+        Where bounds are one apart from row to row, as ``diagonal`` promises but for bounds cut off at the ends of the
+        sequence, nothing is compared: each row of the mask is a row of the same ramp, read from one place further. It
+        is the quicker to use if what it is for is read forwards as well: the keys of a row, or the rows if ``turned``.
         """
         count, middle = len(bound), len(self._ramp) // 2
         if diagonal and bound[-1] - bound[0] == count - 1:
-            start, steps = (middle + int(bound[0]) - 1, (1, -1)) if before else (middle - int(bound[0]), (-1, 1))
-            return np.ndarray((count, keys), np.bool_, self._ramp, start, steps)
+            ramp = self._ramp if before == turned else self._fall
+            start, steps = (middle + int(bound[0]) - 1, (1, -1)) if turned else (middle - int(bound[0]), (-1, 1))
+            return np.ndarray((count, keys), np.bool_, ramp, start, steps)
         hidden = self._compared[: count * keys].reshape(count, keys)
         compare = np.less if before else np.greater_equal
         return compare(np.arange(keys, dtype=np.int32), bound.astype(np.int32)[:, None], out=hidden)

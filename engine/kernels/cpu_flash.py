@@ -116,7 +116,7 @@ class _Workspace:
         self.scores = aligned(groups * stacks * rows * keys)
         self.hidden = Hidden(blocks.rows * blocks.heads if problem.causal else 0, keys)
         self.sums = aligned(groups, stacks, problem.head_dim_v, rows)
-        self.tile_sums = aligned(groups, stacks, problem.head_dim_v, rows)
+        self.tile_sums = aligned(groups * stacks * problem.head_dim_v * rows)
         self.ones = np.ones(keys, np.float32)
         self._sight: tuple[tuple[int, int], Sight] | None = None
 
@@ -309,9 +309,9 @@ class _OnlineSoftmax:
             return self.add(tile, keys, values)
         totals, sums = self.totals[at[:2] + at[3:]], self.sums[at]
         totals += tile_totals
-        turned = values.swapaxes(1, 2)[:, None]
+        turned, tile_sums = values.swapaxes(1, 2)[:, None], self._tile_sums[: sums.size].reshape(sums.shape)
         for few in self._products(weights):
-            sums += np.matmul(turned[..., few], weights[:, :, few], out=self._tile_sums[at])
+            sums += np.matmul(turned[..., few], weights[:, :, few], out=tile_sums)
         return weights
 
     def lse(self) -> Array:
@@ -345,10 +345,10 @@ class _OnlineSoftmax:
 
     def _hide(self, tile: Tile, scores: Array) -> None:
         """Set to -inf what rows do not see in the scores of a tile."""
-        for rows, hidden in self._sight.hidden(tile, self._hidden):
-            for stack, lanes, of_stack in self.stacks_of(tile.rows, rows):
-                mask = hidden[of_stack.start - rows.start : of_stack.stop - rows.start]
-                np.copyto(scores[:, stack, :, lanes], -np.inf, where=mask.T)
+        for rows, hidden in self._sight.hidden(tile, self._hidden, self.stack, turned=True):
+            at = self.place(slice(rows.start - tile.rows.start, rows.stop - tile.rows.start))
+            for by_row, by_stack in _alike(hidden[None], scores[at]):
+                np.copyto(by_stack, -np.inf, where=by_row)
 
     def _move_maximum(self, at: tuple[slice, ...], scores: Array) -> None:
         """Where the scores of a tile are far from the row's maximum so far, move it, and scores and sums with it."""
@@ -398,7 +398,7 @@ def _few_keys(problem: AttentionProblem) -> int:
     return few if few >= _LEAST_KEYS else 0
 
 
-def _alike(by_row: Array, by_stack: Array) -> Iterator[tuple[Array, Array]]:
+def _alike(by_row: NDArray[Any], by_stack: Array) -> Iterator[tuple[NDArray[Any], Array]]:
     """Yield views of the same numbers in ``by_row`` [groups, rows, n] and in ``by_stack`` [groups, stacks, n, rows]."""
     (groups, count, width), size = by_row.shape, by_stack.shape[-1]
     whole, rest = divmod(count, size)
