@@ -16,6 +16,7 @@ from threadpoolctl import ThreadpoolController
 _lock = threading.Lock()
 _held: list[int] = []  # the thread counts asked for by those who hold BLAS now, latest last
 _original: list[int] = []  # each library's own setting, to go back to when the last holder leaves
+_UNPACKED = {"SkylakeX", "Cooperlake", "SapphireRapids"}  # OpenBLAS's kernels for AVX-512
 
 
 @functools.cache
@@ -32,6 +33,16 @@ def blas_name() -> str:
     # a library threadpoolctl does not know, such as Accelerate
     blas: Any = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     return f"{blas.get('name', 'unknown BLAS')} {blas.get('version', '')}".strip()
+
+
+@functools.cache
+def unpacked_product() -> int:
+    """Return up to which m · n · k a float32 product is done on the operands as they lie in memory, 0 if never.
+
+    As a rule BLAS first copies its operands into panels, which costs a tenth to a third of a product as thin as those
+    of attention. OpenBLAS for AVX-512 leaves it out below a fixed size, unless the second operand is transposed.
+    """
+    return 100**3 if any(library.get("architecture") in _UNPACKED for library in _controller().info()) else 0
 
 
 class Sgemm(NamedTuple):

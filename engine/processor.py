@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 # Where the system does not tell: what the smallest common desktop core has.
-_FALLBACK_CACHE_BYTES = {2: 512 << 10, 3: 8 << 20}
+_FALLBACK_CACHE_BYTES = {1: 32 << 10, 2: 512 << 10, 3: 8 << 20}
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -37,7 +37,7 @@ def usable_cores() -> int:
 
 @functools.cache
 def cache_bytes(level: int) -> int:
-    """Return the bytes of one data cache of level 2 or 3, or a cautious constant where the system does not tell."""
+    """Return the bytes of one data cache of level 1, 2 or 3, or a cautious constant where the system does not tell."""
     found = 0
     if sys.platform == "linux":
         for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
@@ -46,7 +46,8 @@ def cache_bytes(level: int) -> int:
                 if int((cache / "level").read_text()) == level and kind != "Instruction":
                     found = _bytes((cache / "size").read_text().strip())
     elif sys.platform == "darwin":
-        for key in (f"hw.perflevel0.l{level}cachesize", f"hw.l{level}cachesize"):
+        data = "d" if level == 1 else ""
+        for key in (f"hw.perflevel0.l{level}{data}cachesize", f"hw.l{level}{data}cachesize"):
             with contextlib.suppress(ValueError):
                 found = found or int(_sysctl(key))
     return found or _FALLBACK_CACHE_BYTES[level]

@@ -39,7 +39,7 @@ class BlockSizes(msgspec.Struct, frozen=True):
         return f"{self.rows}x{self.keys}, {self.edge_keys} on edges"
 
     @classmethod
-    def default(cls, limits: Limits, *, keys: int, edge_keys: int, l2_times: int) -> BlockSizes:
+    def default(cls, limits: Limits, *, keys: int, edge_keys: int, l2_times: float) -> BlockSizes:
         """Return sizes for which the scores of a block and a tile are at most so many times L2."""
         rows = _MAX_ROWS
         while rows > _MIN_ROWS and rows * keys * 4 > l2_times * limits.l2_bytes:
@@ -160,8 +160,11 @@ class Sight:
         self._all = slice(0, len(self.first))
         self.blind = self.first >= self.end  # rows that see no key at all
 
-    def tiles(self, keys: int, edge_keys: int) -> Iterator[Tile]:
-        """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all."""
+    def tiles(self, keys: int, edge_keys: int, stack: int = 1) -> Iterator[Tile]:
+        """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all.
+
+        The rows of a tile begin and end with a whole stack of so many rows, the last of which may be a shorter one.
+        """
         start = self._start
         while start < self._stop:
             if self._all_from <= start and start + keys <= self._all_to:
@@ -170,16 +173,23 @@ class Sight:
                 continue
             edge = start if start < self._all_from else max(start, self._all_to - 1)
             stop = min(start + keys, edge + edge_keys, self._stop)
-            if (tile := self.tile(start, stop)) is not None:
+            if (tile := self.tile(start, stop, stack)) is not None:
                 yield tile
             start = stop
 
-    def tile(self, start: int, stop: int) -> Tile | None:
-        """Return the tile of those keys with the rows that see any of them; None where no row does."""
+    def tile(self, start: int, stop: int, stack: int = 1) -> Tile | None:
+        """Return the tile of those keys with the stacks of rows that see any of them; None where no row does."""
         if self._all_from <= start and stop <= self._all_to:
             return Tile(start, stop, self._all)
         seeing = np.flatnonzero((self.first < stop) & (self.end > start))
-        return Tile(start, stop, slice(int(seeing[0]), int(seeing[-1]) + 1)) if len(seeing) else None
+        if not len(seeing):
+            return None
+        begin, end = int(seeing[0]) // stack * stack, (int(seeing[-1]) // stack + 1) * stack
+        return Tile(start, stop, slice(begin, min(end, self._all.stop)))
+
+    def all_see(self, tile: Tile) -> bool:
+        """Tell whether every row of the block sees the whole tile."""
+        return self._all_from <= tile.start and tile.stop <= self._all_to
 
     def sees(self, keys: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Tell for every row whether it sees those keys: bool [rows, len(keys)]."""
@@ -187,15 +197,27 @@ class Sight:
 
     def hide(self, scores: Array, tile: Tile, scratch: Hidden) -> None:
         """Set what a row does not see to -inf in the ``scores`` [..., rows, keys] of a tile."""
-        if self._all_from <= tile.start and tile.stop <= self._all_to:
-            return
-        keys = tile.stop - tile.start
-        for before, bounds in ((True, self.first), (False, self.end)):
-            bound = np.clip(bounds[tile.rows] - tile.start, 0, keys)
+        for rows, hidden in self.hidden(tile, scratch):
+            np.copyto(scores[..., rows.start - tile.rows.start : rows.stop - tile.rows.start, :], -np.inf, where=hidden)
+
+    def hidden(
+        self, tile: Tile, scratch: Hidden, stack: int = 1, *, turned: bool = False
+    ) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
+        """Yield rows of a tile that do not see all of it, and what they do not see, bool [rows, keys of the tile].
+
+        As those of ``tiles``, the rows are whole stacks, so there may be some that see all among them. ``turned`` says
+        that the scores of a key lie side by side, not those of a row.
+        """
+        keys, at = tile.stop - tile.start, tile.rows
+        for before in (True, False):
+            if tile.start >= self._all_from if before else tile.stop <= self._all_to:
+                continue
+            bound = (self.first if before else self.end)[at] - tile.start
             rows = np.flatnonzero(bound > 0 if before else bound < keys)
             if len(rows):
-                edge = slice(int(rows[0]), int(rows[-1]) + 1)
-                np.copyto(scores[..., edge, :], -np.inf, where=scratch.of(bound[edge], keys, before, self._diagonal))
+                begin, end = int(rows[0]) // stack * stack, min((int(rows[-1]) // stack + 1) * stack, len(bound))
+                hidden = scratch.of(bound[begin:end], keys, before, self._diagonal, turned)
+                yield slice(at.start + begin, at.start + end), hidden
 
 
 class Hidden:
@@ -204,22 +226,25 @@ class Hidden:
     def __init__(self, rows: int, keys: int) -> None:
         self._compared = np.zeros(rows * keys, np.bool_)
         self._ramp = np.arange(-rows - keys, rows + keys) >= 0
+        self._fall = self._ramp[::-1].copy()
 
     @staticmethod
     def nbytes(rows: int, keys: int) -> int:
         """Return the bytes that it holds."""
-        return rows * keys + 2 * (rows + keys)
+        return rows * keys + 4 * (rows + keys)
 
-    def of(self, bound: NDArray[np.int64], keys: int, before: bool, diagonal: bool) -> NDArray[np.bool_]:
+    def of(self, bound: NDArray[np.int64], keys: int, before: bool, diagonal: bool, turned: bool) -> NDArray[np.bool_]:
         """Return a mask [len(bound), keys]: of each row the keys ``before`` its bound, or those from there on.
 
-        Where bounds are one apart from row to row, as ``diagonal`` promises but for bounds cut off at 0 and ``keys``,
-        nothing is compared: each row of the mask is a row of the same ramp, read from one place further.
+        Where bounds are one apart from row to row, as ``diagonal`` promises but for bounds cut off at the ends of the
+        sequence, nothing is compared: each row of the mask is a row of the same ramp, read from one place further. It
+        is the quicker to use if what it is for is read forwards as well: the keys of a row, or the rows if ``turned``.
         """
         count, middle = len(bound), len(self._ramp) // 2
         if diagonal and bound[-1] - bound[0] == count - 1:
-            start, steps = (middle + int(bound[0]) - 1, (1, -1)) if before else (middle - int(bound[0]), (-1, 1))
-            return np.ndarray((count, keys), np.bool_, self._ramp, start, steps)
+            ramp = self._ramp if before == turned else self._fall
+            start, steps = (middle + int(bound[0]) - 1, (1, -1)) if turned else (middle - int(bound[0]), (-1, 1))
+            return np.ndarray((count, keys), np.bool_, ramp, start, steps)
         hidden = self._compared[: count * keys].reshape(count, keys)
         compare = np.less if before else np.greater_equal
         return compare(np.arange(keys, dtype=np.int32), bound.astype(np.int32)[:, None], out=hidden)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ _FAR = 1e30  # scales and soft caps beyond this, or below its inverse, say no mo
 _WORTHWHILE_FLOPS = 8e6  # of an item: some 100 µs of work, against half as much of Python
 _FLOPS_LOADING = 16  # what loading a number of K or V counts for
 _LARGE = 1e5  # of which float32 keeps two digits after the point
+_LINE = 64  # bytes of a cache line
 _FOLD = 16  # rows taken as one where columns are reduced
 
 
@@ -79,6 +81,14 @@ def apply_softcap(scores: Array, softcap: float) -> None:
     scores /= cap
     np.tanh(scores, out=scores)
     scores *= cap
+
+
+def aligned(*shape: int, kind: type[np.generic] = np.float32) -> NDArray[Any]:
+    """Return zeros that begin on a cache line: of vectors as long as one, NumPy's own would all lie across two."""
+    size = math.prod(shape) * np.dtype(kind).itemsize
+    memory = np.zeros(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return memory[begin : begin + size].view(kind).reshape(shape)
 
 
 def bounds(values: Array) -> tuple[Array, Array]:

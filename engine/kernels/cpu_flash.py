@@ -1,16 +1,20 @@
 """cpu-flash: blocked attention in NumPy with an online softmax, in scratch that does not grow with the sequence.
 
 A work item is a block of query rows of one head (of several whole heads, where they are short); one thread does it
-alone, from the first visible key to the last, in tiles of keys. What a thread owns, for G groups of heads (1 unless
-they are short), R rows and T keys (G·R·T scores are at most four times L2: larger blocks load keys and values less
-often, and NumPy is called less):
+alone, from the first visible key to the last, in tiles of keys. Its rows lie in stacks, the rows of a stack side by
+side in memory. What a thread owns, for G groups of heads (1 unless they are short), S stacks of R rows and T keys:
 
-    queries [G, R, head_dim + 1]     keys   [T, head_dim + 1]      scores [G, R, T]
-    sums    [G, R, head_dim_v]       values [G, T, head_dim_v]     tile_sums, as sums     if causal, hidden [R, T]
+    queries [G, S, head_dim + 1, R]     keys   [T, head_dim + 1]     scores [G, S, T, R]
+    sums    [G, S, head_dim_v, R]       values [G, T, head_dim_v]    tile_sums, as sums     if causal, hidden [S·R, T]
+
+How many those are depends on BLAS. Where it multiplies small matrices without copying them first, stacks and tiles
+are that small (a tile may be several products long), and the scores at most half of L2. Elsewhere all rows are one
+stack, and the scores at most four times L2. Larger blocks load keys and values less often, and NumPy is called less.
 
 The algorithm is the forward pass of FlashAttention-2 (Dao 2023, algorithm 1), changed where NumPy asks for it, since
 each pass over the scores costs a good part of a matrix product:
 
+- Scores are keys times queries, so that keys and values are read as they lie, and only queries and output are turned.
 - The softmax is relative to a maximum that need not be exact, and is 0 to begin with. The sums of weights, which come
   anyway, tell if scores are far from it; only then is a maximum looked for.
 - A maximum other than 0 becomes one more column of the queries, negated, against a column of ones in a copy of the
@@ -19,20 +23,21 @@ each pass over the scores costs a good part of a matrix product:
 - Of the scale, sign and power of two are folded into the queries, which rounds nothing, so equal scores stay equal;
   the rest, a factor in [1, 2) that is 1 for head_dim 16, 64 and 256, multiplies the product.
 - Keys hidden by ``key_mask`` are never loaded: the visible ones are numbered through and a row sees a range of them.
-  Nothing hidden can leak. On the edge of a causal or window range, rows that see nothing of a tile are left out, and
+  Nothing hidden can leak. On the edge of a causal or window range, stacks that see nothing of a tile are left out, and
   rows that see a part of it are masked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.blas import unpacked_product
 from engine.cpu import CpuDevice
 from engine.devices import Limits
 from engine.inputs import Inputs
@@ -41,6 +46,7 @@ from engine.kernels.base import Array, Kernel, Outputs, Prepared
 from engine.kernels.cpu_blocks import Blocks, BlockSizes, Hidden, KeyNumbers, Sight, Tile, shown_keys
 from engine.kernels.cpu_common import (
     add_nonfinite,
+    aligned,
     apply_softcap,
     bounds,
     float32_scale,
@@ -51,10 +57,15 @@ from engine.kernels.cpu_common import (
     worthwhile_threads,
 )
 from engine.problem import AttentionProblem
+from engine.processor import cache_bytes
 from engine.running import ShouldStop, Timing, never_stop
 
-_KEYS, _EDGE_KEYS = 512, 256
-_L2_TIMES = 4
+_KEYS, _EDGE_KEYS, _L2_TIMES = 512, 256, 4.0
+_STACK = 64  # rows: four vectors of AVX-512, what its kernels for small products go by
+_VECTOR = 16  # rows in a vector of AVX-512
+_FEW_TOGETHER, _FEW_L2_TIMES = 256, 0.5  # with stacks: keys of a tile, of several products, for fewer calls of NumPy
+_LEAST_KEYS = 32  # of a product; with fewer, calling NumPy costs more than packing
+_ALL = slice(None)
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
 _LEAST = 1e-20  # sum of all its weights below which they fall short of it by so far that the least ones are lost
@@ -70,7 +81,7 @@ class CpuFlash(Kernel):
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
         """Return the block sizes worth measuring, those for this L2 first; backward there is no choice."""
-        return [] if problem.backward else [*_default(limits).candidates(problem)]
+        return [] if problem.backward else [*_default(problem, limits).candidates(problem)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: not float32, or more memory than the limit."""
@@ -82,9 +93,9 @@ class CpuFlash(Kernel):
             return backward.predict(problem, limits, self.predict(problem.forward, limits))
         blocks = _blocks(problem, limits)
         heads, width, width_v = blocks.groups, problem.head_dim + 1, problem.head_dim_v
-        rows, keys = blocks.rows * blocks.heads, blocks.keys
-        workspace = 4 * (heads * rows * (keys + width + 2 * width_v) + keys * (width + heads * width_v + 1))
-        workspace += Hidden.nbytes(rows if problem.causal else 0, keys)
+        (stacks, rows), keys = _stacks(problem, blocks), blocks.keys
+        workspace = 4 * (heads * stacks * rows * (keys + width + 2 * width_v) + keys * (width + heads * width_v + 1))
+        workspace += Hidden.nbytes(blocks.rows * blocks.heads if problem.causal else 0, keys)
         if problem.key_mask is not None:
             workspace += 4 * heads * keys * (problem.head_dim + problem.head_dim_v)  # gathered
         numbers = sum(keys.nbytes for keys in shown_keys(problem))
@@ -103,14 +114,15 @@ class _Workspace:
     """The buffers of one thread, kept from run to run. The last column of keys stays 1."""
 
     def __init__(self, problem: AttentionProblem, blocks: Blocks) -> None:
-        groups, rows, keys = blocks.groups, blocks.rows * blocks.heads, blocks.keys
-        self.queries = np.zeros((groups, rows, problem.head_dim + 1), np.float32)
+        groups, keys = blocks.groups, blocks.keys
+        stacks, rows = _stacks(problem, blocks)
+        self.queries = aligned(groups, stacks, problem.head_dim + 1, rows)
         self.keys = np.ones((keys, problem.head_dim + 1), np.float32)
-        self.values = np.zeros((groups, keys, problem.head_dim_v), np.float32)
-        self.scores = np.zeros(groups * rows * keys, np.float32)
-        self.hidden = Hidden(rows if problem.causal else 0, keys)
-        self.sums = np.zeros((groups, rows, problem.head_dim_v), np.float32)
-        self.tile_sums = np.zeros((groups, rows, problem.head_dim_v), np.float32)
+        self.values = aligned(groups, keys, problem.head_dim_v)
+        self.scores = aligned(groups * stacks * rows * keys)
+        self.hidden = Hidden(blocks.rows * blocks.heads if problem.causal else 0, keys)
+        self.sums = aligned(groups, stacks, problem.head_dim_v, rows)
+        self.tile_sums = aligned(groups * stacks * problem.head_dim_v * rows)
         self.ones = np.ones(keys, np.float32)
         self._sight: tuple[tuple[int, int], Sight] | None = None
 
@@ -186,142 +198,218 @@ class _PreparedFlash(Prepared):
         low, high = self._bounds_of(batch, kv_heads)
         finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
         q = self._inputs.q[batch, heads, rows].reshape(groups, -1, problem.head_dim)
-        softmax = _OnlineSoftmax(problem, work, q)
+        k, v = self._inputs.k[batch, kv_heads], self._inputs.v[batch, kv_heads]
+        softmax = _OnlineSoftmax(problem, work, sight, q)
 
         for exact in (False, True):
             softmax.begin(~sight.blind if exact else None)
-            for tile in sight.tiles(self._blocks.keys, self._blocks.edge_keys):
+            for tile in sight.tiles(self._blocks.keys, self._blocks.edge_keys, softmax.stack):
                 if stopped():
                     return
-                self._tile(softmax, sight, tile, (batch, kv_heads), work, finite)
-            if not (softmax.totals < _LEAST)[:, ~sight.blind].any():
+                index = self._keys(batch, tile.start, tile.stop)
+                if finite:
+                    softmax.add(tile, k[:, index], v[:, index])
+                else:
+                    self._add_nonfinite(softmax, sight, tile, k[:, index], v[:, index], work)
+            if not (softmax.by_row(softmax.totals) < _LEAST)[:, ~sight.blind].any():
                 break
 
         output = self._output[batch, heads, rows].reshape(groups, -1, problem.head_dim_v)
-        np.divide(softmax.sums, softmax.totals[..., None], out=output)
+        means = np.divide(softmax.sums, softmax.totals[:, :, None], out=softmax.sums)
         if finite:
-            np.maximum(output, low[:, None], out=output)
-            np.minimum(output, high[:, None], out=output)
+            np.maximum(means, low[:, None, :, None], out=means)
+            np.minimum(means, high[:, None, :, None], out=means)
+        for by_row, by_stack in _alike(output, means):
+            by_row[...] = by_stack
         output[:, sight.blind] = 0
         if self._lse is not None:
             lse = np.where(sight.blind, -np.inf, softmax.lse())
             self._lse[batch, heads, rows] = lse.reshape(heads.stop - heads.start, -1)
 
-    def _tile(
-        self, softmax: _OnlineSoftmax, sight: Sight, tile: Tile, at: tuple[int, slice], work: _Workspace, finite: bool
+    def _add_nonfinite(
+        self, softmax: _OnlineSoftmax, sight: Sight, tile: Tile, keys: Array, values: Array, work: _Workspace
     ) -> None:
-        """Add one tile of keys, of the batch entry and the heads that ``at`` names, to the softmax of a block."""
-        index = self._keys(at[0], tile.start, tile.stop)
-        keys, values = self._inputs.k[at][:, index], self._inputs.v[at][:, index]
-        hide = partial(sight.hide, tile=tile, scratch=work.hidden)
-        if finite:
-            softmax.add(tile.rows, keys, values, hide)
-            return
+        """Add a tile some of whose values may be NaN or infinite, which only rows that see them may get."""
         zeroed = work.values[:, : tile.stop - tile.start]
         zeroed[:] = values
         taken = [take_nonfinite(of_head) for of_head in zeroed]
-        weights = softmax.add(tile.rows, keys, zeroed, hide)
+        weights = softmax.add(tile, keys, zeroed)
+        sums = softmax.sums[softmax.place(tile.rows)]
         for head, (bad, held) in enumerate(taken):
-            seen = sight.sees(tile.start + bad)[tile.rows]
-            add_nonfinite(softmax.sums[head, tile.rows], weights[head], bad, held, seen)
+            seen = sight.sees(tile.start + bad)
+            for stack, lanes, rows in softmax.stacks_of(tile.rows, tile.rows):
+                add_nonfinite(sums[head, stack, :, lanes].T, weights[head, stack, :, lanes].T, bad, held, seen[rows])
 
 
 class _OnlineSoftmax:
     """The softmax of a block of rows while its tiles go by: weighted sums of values, relative to a running maximum.
 
-    ``totals`` [groups, rows] are the sums of the weights ``exp(factor · (score - maximum))``; scores are kept in units
-    of ``factor``, which is what is left of the scale.
+    ``totals`` [groups, stacks, rows] are the sums of the weights ``exp(factor · (score - maximum))``; scores are kept
+    in units of ``factor``, which is what is left of the scale. Rows that fill up the last stack have queries of 0.
     """
 
-    def __init__(self, problem: AttentionProblem, work: _Workspace, q: Array) -> None:
-        count = q.shape[1]
+    def __init__(self, problem: AttentionProblem, work: _Workspace, sight: Sight, q: Array) -> None:
+        self._count, self._rows = q.shape[1], work.queries.shape[-1]  # of the block, of a stack
+        stacks = -(-self._count // self._rows)
         power, rest = split_scale(float32_scale(problem.scale))
         self._softcap = problem.softcap
         # the cap wants whole scores, so before it the rest of the scale must be in, and after it nothing is left
         self._before_cap, self._factor = (1.0, rest) if problem.softcap is None else (rest, 1.0)
-        self._queries, self._keys, self._scores, self._ones = work.queries[:, :count], work.keys, work.scores, work.ones
-        self.sums, self._tile_sums = work.sums[:, :count], work.tile_sums[:, :count]
-        self.totals: Array = np.zeros(self.sums.shape[:2], np.float32)
-        self._maximum: Array = np.zeros(self.sums.shape[:2], np.float32)
-        np.multiply(q, power, out=self._queries[..., :-1])
+        self._sight, self._hidden = sight, work.hidden
+        self._keys, self._scores, self._ones = work.keys, work.scores, work.ones
+        self._few = _few_keys(problem) or len(work.keys)
+        self._queries, self.sums, self._tile_sums = work.queries[:, :stacks], work.sums[:, :stacks], work.tile_sums
+        self.totals: Array = np.zeros((len(q), stacks, self._rows), np.float32)
+        self._maximum = np.zeros_like(self.totals)
+        self.stack = self._rows if stacks > 1 else 1  # whole stacks are added, unless there is only one
+        self._queries[:, -1].fill(0)
+        for by_row, by_stack in _alike(q, self._queries[:, :, :-1]):
+            np.multiply(by_row, power, out=by_stack)
 
     def begin(self, seeing: NDArray[np.bool_] | None) -> None:
         """Begin, or begin again with a maximum from each row's first tile on; ``seeing`` [rows] see any key at all."""
         self._careful = seeing is not None  # while some row has no score yet, and once a tile has exceeded a maximum
         self._exceeded = False
         self._shifted = False  # whether any maximum is not 0
-        self._fresh = np.broadcast_to(False if seeing is None else seeing, self.totals.shape).copy()  # without a score
-        for array in (self.totals, self.sums, self._maximum, self._queries[..., -1]):
+        self._fresh = np.zeros(self.totals.shape, np.bool_)  # rows without a score so far
+        if seeing is not None:
+            self.by_row(self._fresh)[:] = seeing
+        for array in (self.totals, self.sums, self._maximum, self._queries[:, :, -1]):
             array.fill(0)
 
-    def add(self, rows: slice, keys: Array, values: Array, hide: Callable[[Array], None]) -> Array:
-        """Add a tile for some rows, and return its weights [groups, rows, keys].
+    def by_row(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return a view [groups, rows of the block] of numbers that are one for each row of each stack."""
+        return numbers.reshape(len(numbers), -1)[:, : self._count]
 
-        ``keys`` is [groups, keys, head_dim], ``values`` [groups, keys, head_dim_v]; ``hide`` sets to -inf the scores
-        of keys that a row does not see.
+    def place(self, rows: slice) -> tuple[slice, slice, slice, slice]:
+        """Return where the rows of a tile are in ``sums`` and the like."""
+        if self.stack == 1:
+            return _ALL, _ALL, _ALL, rows
+        return _ALL, slice(rows.start // self._rows, -(-rows.stop // self._rows)), _ALL, slice(0, self._rows)
+
+    def stacks_of(self, tile_rows: slice, rows: slice) -> Iterator[tuple[int, slice, slice]]:
+        """Go through ``rows`` by stack: its number and its lanes among the scores of a tile, and the rows there."""
+        _, stacks, _, lanes = self.place(tile_rows)
+        for stack in range(rows.start // self._rows, -(-rows.stop // self._rows)):
+            begin, end = max(rows.start, stack * self._rows), min(rows.stop, (stack + 1) * self._rows)
+            at = stack * self._rows + lanes.start
+            yield stack - (stacks.start or 0), slice(begin - at, end - at), slice(begin, end)
+
+    def add(self, tile: Tile, keys: Array, values: Array) -> Array:
+        """Add a tile, and return its weights [groups, stacks, keys, rows of a stack].
+
+        ``keys`` is [groups, keys, head_dim], ``values`` [groups, keys, head_dim_v].
         """
-        careful = self._careful
-        weights = self._scores_of(rows, keys)
-        hide(weights)
+        careful, at = self._careful, self.place(tile.rows)
+        weights = self._scores_of(at, keys)
+        if not self._sight.all_see(tile):
+            self._hide(tile, weights)
         if careful:
-            self._move_maximum(rows, weights)
+            self._move_maximum(at, weights)
         if self._factor != 1:
             weights *= self._factor
         np.exp(weights, out=weights)
-        totals = np.matmul(weights, self._ones[: weights.shape[2]])
-        if not careful and not totals.max() <= _MOST:
+        tile_totals = np.matmul(self._ones[: weights.shape[2]], weights)
+        if not careful and not tile_totals.max() <= _MOST:
             self._careful = self._exceeded = True
-            return self.add(rows, keys, values, hide)
-        self.totals[:, rows] += totals
-        self.sums[:, rows] += np.matmul(weights, values, out=self._tile_sums[:, rows])
+            return self.add(tile, keys, values)
+        totals, sums = self.totals[at[:2] + at[3:]], self.sums[at]
+        totals += tile_totals
+        turned, tile_sums = values.swapaxes(1, 2)[:, None], self._tile_sums[: sums.size].reshape(sums.shape)
+        for few in self._products(weights):
+            sums += np.matmul(turned[..., few], weights[:, :, few], out=tile_sums)
         return weights
 
     def lse(self) -> Array:
         """Return the log-sum-exp of each row's scores, natural log [groups, rows]."""
-        return self._factor * self._maximum + np.log(self.totals)
+        return self.by_row(self._factor * self._maximum + np.log(self.totals))
 
-    def _scores_of(self, rows: slice, keys: Array) -> Array:
+    def _products(self, scores: Array) -> list[slice]:
+        """Return which keys of a tile to multiply at a time."""
+        return [slice(start, start + self._few) for start in range(0, scores.shape[2], self._few)]
+
+    def _scores_of(self, at: tuple[slice, ...], keys: Array) -> Array:
         """Return the scores of some rows, less the maximum so far."""
-        queries = self._queries[:, rows]
-        shape = *queries.shape[:2], keys.shape[1]
+        queries = self._queries[at]
+        shape = *queries.shape[:2], keys.shape[1], queries.shape[3]
         scores: Array = self._scores[: math.prod(shape)].reshape(shape)
         if self._shifted and self._softcap is None:
             for of_head in range(len(keys)):
                 shifted = self._keys[: shape[2]]
                 shifted[:, :-1] = keys[of_head]
-                np.matmul(queries[of_head], shifted.T, out=scores[of_head])
+                for few in self._products(scores):
+                    np.matmul(shifted[few], queries[of_head], out=scores[of_head, :, few])
             return scores
-        np.matmul(queries[..., :-1], keys.transpose(0, 2, 1), out=scores)
+        for few in self._products(scores):
+            np.matmul(keys[:, None, few], queries[:, :, :-1], out=scores[:, :, few])
         if self._softcap is not None:  # it is not linear, so the maximum cannot enter the product
             scores *= self._before_cap
             apply_softcap(scores, self._softcap)
             if self._shifted:
-                scores -= self._maximum[:, rows, None]
+                scores -= self._maximum[at[:2] + at[3:]][:, :, None]
         return scores
 
-    def _move_maximum(self, rows: slice, scores: Array) -> None:
+    def _hide(self, tile: Tile, scores: Array) -> None:
+        """Set to -inf what rows do not see in the scores of a tile."""
+        for rows, hidden in self._sight.hidden(tile, self._hidden, self.stack, turned=True):
+            at = self.place(slice(rows.start - tile.rows.start, rows.stop - tile.rows.start))
+            for by_row, by_stack in _alike(hidden[None], scores[at]):
+                np.copyto(by_stack, -np.inf, where=by_row)
+
+    def _move_maximum(self, at: tuple[slice, ...], scores: Array) -> None:
         """Where the scores of a tile are far from the row's maximum so far, move it, and scores and sums with it."""
-        top, fresh = scores.max(axis=2), self._fresh[:, rows]
+        of_rows = at[:2] + at[3:]
+        top, fresh = scores.max(axis=2), self._fresh[of_rows]
         moved = (top > _SLACK) | (fresh & (top < -_SLACK) & (top > -np.inf))
         if moved.any():
-            before = self._maximum[:, rows]
+            before = self._maximum[of_rows]
             maximum = np.where(moved, before + top, before)
             step = maximum - before  # as float32 has it, so that tiles before and after agree
-            scores -= step[..., None]
+            scores -= step[:, :, None]
             shrink = np.where(fresh, 1, np.exp(-self._factor * step))
-            self.sums[:, rows] *= shrink[..., None]
-            self.totals[:, rows] *= shrink
-            self._maximum[:, rows] = maximum
-            self._queries[:, rows, -1] = -maximum
+            self.sums[at] *= shrink[:, :, None]
+            self.totals[of_rows] *= shrink
+            self._maximum[of_rows] = maximum
+            self._queries[:, :, -1][of_rows] = -maximum
             self._shifted = True
         fresh &= top == -np.inf
         self._careful = self._exceeded or bool(self._fresh.any())
 
 
-def _default(limits: Limits) -> BlockSizes:
+def _default(problem: AttentionProblem, limits: Limits) -> BlockSizes:
+    if few := _few_keys(problem):
+        keys = few * max(1, _FEW_TOGETHER // few)
+        return BlockSizes.default(limits, keys=keys, edge_keys=keys, l2_times=_FEW_L2_TIMES)
     return BlockSizes.default(limits, keys=_KEYS, edge_keys=_EDGE_KEYS, l2_times=_L2_TIMES)
 
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
-    sizes = _default(limits).or_tuned(CpuFlash.name, problem, limits)
+    sizes = _default(problem, limits).or_tuned(CpuFlash.name, problem, limits)
     return Blocks.of(problem, sizes).joined(problem, sizes)
+
+
+def _stacks(problem: AttentionProblem, blocks: Blocks) -> tuple[int, int]:
+    """Return how many stacks a block has, and the rows of one: few where that spares packing, or all."""
+    rows = blocks.rows * blocks.heads
+    if rows <= _STACK or not _few_keys(problem):
+        return 1, rows
+    stacks = -(-rows // _STACK)
+    return stacks, -(-rows // (stacks * _VECTOR)) * _VECTOR
+
+
+def _few_keys(problem: AttentionProblem) -> int:
+    """Return how many keys a product with a stack may have for BLAS not to pack, and scores to fit in L1, or 0."""
+    widest = max(problem.head_dim + 1, problem.head_dim_v)
+    few = min(unpacked_product() // (_STACK * widest), cache_bytes(1) // (_STACK * 4)) // 4 * 4
+    return few if few >= _LEAST_KEYS else 0
+
+
+def _alike(by_row: NDArray[Any], by_stack: Array) -> Iterator[tuple[NDArray[Any], Array]]:
+    """Yield views of the same numbers in ``by_row`` [groups, rows, n] and in ``by_stack`` [groups, stacks, n, rows]."""
+    (groups, count, width), size = by_row.shape, by_stack.shape[-1]
+    whole, rest = divmod(count, size)
+    if whole:
+        stacks = by_row[:, : whole * size].reshape(groups, whole, size, width)
+        yield stacks.swapaxes(2, 3), by_stack[:, :whole]
+    if rest:
+        yield by_row[:, whole * size :].swapaxes(1, 2), by_stack[:, whole, :, :rest]

@@ -80,6 +80,7 @@ class Cut(NamedTuple):
     head_blocks: int
     keys: int  # of a tile
     edge_keys: int  # of a tile where not every row sees all
+    few_rows: int  # of a product small enough for BLAS to take its operands as they lie; 0 where there is none
     heads_of_batch: int  # of a batch entry
     group: int  # heads that share keys and values
     seq_q: int
@@ -114,9 +115,9 @@ class Block(NamedTuple):
 class Work(NamedTuple):
     """The buffers of one thread, for R rows and tiles of T keys."""
 
-    scores: Array  # [R · T]
-    keys: Array  # [T, head_dim], for keys that are not side by side; empty without a key_mask
-    values: Array  # [T, head_dim_v], for values that are not side by side, or not finite
+    scores: Array  # [R · T], or as many rows as a product has
+    keys: Array  # [T · head_dim], for keys that are not side by side, or turned; empty where they are used as they lie
+    values: Array  # [T, head_dim_v], for values that are not side by side, or not finite, or off cache lines
     bounds: Array  # [2, head_dim_v]: the least and the greatest of the values so far
     first: NDArray[np.int64]  # [R]: a row sees the keys from first to before end, counting those shown alone
     end: NDArray[np.int64]  # [R]
@@ -158,6 +159,22 @@ def _bits(_typing: Any, _number: Any) -> Any:
 def _float(_typing: Any, _number: Any) -> Any:
     """Return the float32 that has an int32's bits."""
     return _same_bits(types.float32, types.int32, ir.FloatType())
+
+
+@intrinsic
+def _long_vectors(_typing: Any) -> Any:
+    """Have the function that calls this compiled to vectors of 512 bits, where LLVM by itself stays with 256.
+
+    That is its choice for most processors with AVX-512, whose clock might drop; beside BLAS it has dropped already.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        attributes = builder.function.attributes
+        set.add(attributes, '"prefer-vector-width"="512"')  # the class's own ``add`` knows single words only
+        attributes.add("noinline")  # the attribute is of a function, and lost in another
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 def _sgemm(index: Any) -> Any:
@@ -248,6 +265,7 @@ def _top(scores: Any, flip: Any) -> Any:
 @_compiled("contract", "reassoc")
 def _weigh(scores: Any, top: Any, factor: Any) -> Any:
     """Make weights of the scores, in place, and return their sum."""
+    _long_vectors()
     total = _ZERO
     for i in range(scores.size):
         weight = _exp2((scores[i] - top) * factor)
@@ -306,6 +324,7 @@ def _soften(scores: Any, block: Any, rule: Any, work: Any, start: Any, above: An
 @_compiled("contract", "reassoc")
 def _widen(bounds: Any, values: Any) -> Any:
     """Widen the bounds [2, columns] to those of values [keys, columns]; tell whether all values are finite."""
+    _long_vectors()
     low, high = bounds[0], bounds[1]
     odd = _ZERO  # becomes NaN by the first value that is not finite
     whole = values.shape[0] // 4 * 4
@@ -331,12 +350,34 @@ def _fill(array: Any, value: Any) -> None:
 
 
 @_compiled()
+def _row(source: Any, numbers: Any, number: Any) -> Any:
+    """Return the row of that number in ``numbers``, or where there are none in ``source``."""
+    return source[numbers[number] if numbers.size else number]
+
+
+@_compiled()
 def _copy_rows(source: Any, numbers: Any, start: Any, target: Any) -> None:
     """Copy the rows with those numbers, or where there are none those from ``start`` on, to ``target``."""
     for i in range(target.shape[0]):
-        row = source[numbers[start + i] if numbers.size else start + i]
+        row = _row(source, numbers, start + i)
         for j in range(target.shape[1]):
             target[i, j] = row[j]
+
+
+@_compiled()
+def _turn_rows(source: Any, numbers: Any, start: Any, target: Any) -> None:
+    """Copy such rows to the columns of ``target``."""
+    whole = target.shape[1] // 4 * 4
+    for i in range(0, whole, 4):  # four rows at a time: fewer stores, and of those a processor does one at a time
+        a, b = _row(source, numbers, start + i), _row(source, numbers, start + i + 1)
+        c, d = _row(source, numbers, start + i + 2), _row(source, numbers, start + i + 3)
+        for j in range(target.shape[0]):
+            column = target[j]
+            column[i], column[i + 1], column[i + 2], column[i + 3] = a[j], b[j], c[j], d[j]
+    for i in range(whole, target.shape[1]):
+        a = _row(source, numbers, start + i)
+        for j in range(target.shape[0]):
+            target[j, i] = a[j]
 
 
 @_compiled()
@@ -363,33 +404,35 @@ def _begin(block: Any, rule: Any, work: Any) -> None:
 
 
 @_compiled()
-def _average(blas: Any, block: Any, work: Any, weights: Any, values: Any, start: Any, above: Any) -> None:
-    """Add a tile's values [keys, head_dim_v], weighted, to the output of its rows, which are ``above`` rows down."""
-    output = block.output[above : above + weights.shape[0]]
-    if _widen(work.bounds, values):
-        _multiply(blas, weights, values, False, _ONE, output)
-        return
-    # A weight of 0 times NaN is NaN, so a value that is not finite must not meet rows that do not see it.
-    work.at[_FINITE] = 0
-    finite = work.values[: values.shape[0]]
-    _copy_rows(block.v, block.shown, start, finite)
-    for key in range(finite.shape[0]):
+def _zero_nonfinite(values: Any) -> None:
+    """Set to 0 each row of ``values`` that has a number that is not finite."""
+    for key in range(values.shape[0]):
         odd = _ZERO
-        for i in range(finite.shape[1]):
-            odd += finite[key, i] * _ZERO
-        if odd == _ZERO:
-            continue
-        _fill(finite[key], _ZERO)
-        value = block.v[block.shown[start + key] if block.masked else start + key]
-        for row in range(output.shape[0]):
-            if work.first[above + row] <= start + key < work.end[above + row]:
-                for i in range(value.size):
-                    output[row, i] += weights[row, key] * value[i]
-    _multiply(blas, weights, finite, False, _ONE, output)
+        for i in range(values.shape[1]):
+            odd += values[key, i] * _ZERO
+        if odd != _ZERO:
+            _fill(values[key], _ZERO)
 
 
 @_compiled()
-def _tile(blas: Any, block: Any, rule: Any, work: Any, start: Any, stop: Any) -> Any:
+def _add_nonfinite(block: Any, work: Any, weights: Any, start: Any, above: Any) -> None:
+    """Add what ``_zero_nonfinite`` took from a tile's values, weighted, to the output of the rows that see it."""
+    for key in range(weights.shape[1]):
+        value = block.v[block.shown[start + key] if block.masked else start + key]
+        odd = _ZERO
+        for i in range(value.size):
+            odd += value[i] * _ZERO
+        if odd == _ZERO:
+            continue
+        for row in range(weights.shape[0]):
+            if work.first[above + row] <= start + key < work.end[above + row]:
+                output = block.output[above + row]
+                for i in range(value.size):
+                    output[i] += weights[row, key] * value[i]
+
+
+@_compiled()
+def _tile(blas: Any, block: Any, few_rows: Any, rule: Any, work: Any, start: Any, stop: Any) -> Any:
     """Go through a tile of keys with the rows that see any of it; return how many scores that took."""
     low, high = block.q.shape[0], 0
     for row in range(block.q.shape[0]):
@@ -397,19 +440,36 @@ def _tile(blas: Any, block: Any, rule: Any, work: Any, start: Any, stop: Any) ->
             low, high = min(low, row), row + 1
     if low >= high:
         return 0
+    count, turned, size = stop - start, few_rows == 0, block.k.shape[1]
     keys, values = block.k[start:stop], block.v[start:stop]
-    if block.masked:
-        keys, values = work.keys[: stop - start], work.values[: stop - start]
+    if few_rows:
+        keys = work.keys[: count * size].reshape(size, count)
+        _turn_rows(block.k, block.shown, start, keys)
+    elif block.masked:
+        keys = work.keys[: count * size].reshape(count, size)
         _copy_rows(block.k, block.shown, start, keys)
+    if few_rows or block.masked:
+        values = work.values[:count]
         _copy_rows(block.v, block.shown, start, values)
-    count, queries = (high - low) * (stop - start), block.q[low:high]
-    weights = work.scores[:count].reshape(high - low, stop - start)
-    _multiply(blas, queries, keys, True, _ZERO, weights)
-    if not _soften(weights, block, rule, work, start, low, False):
-        _multiply(blas, queries, keys, True, _ZERO, weights)
-        _soften(weights, block, rule, work, start, low, True)
-    _average(blas, block, work, weights, values, start, low)
-    return count
+    finite = _widen(work.bounds, values)
+    if not finite:  # a weight of 0 times NaN is NaN, so such a value must not meet rows that do not see it
+        work.at[_FINITE] = 0
+        values = work.values[:count]
+        _copy_rows(block.v, block.shown, start, values)
+        _zero_nonfinite(values)
+    step = few_rows if few_rows else high - low
+    for above in range(low, high, step):
+        below = min(above + step, high)
+        queries, output = block.q[above:below], block.output[above:below]
+        weights = work.scores[: (below - above) * count].reshape(below - above, count)
+        _multiply(blas, queries, keys, turned, _ZERO, weights)
+        if not _soften(weights, block, rule, work, start, above, False):
+            _multiply(blas, queries, keys, turned, _ZERO, weights)
+            _soften(weights, block, rule, work, start, above, True)
+        if not finite:
+            _add_nonfinite(block, work, weights, start, above)
+        _multiply(blas, weights, values, False, _ONE, output)
+    return (high - low) * count
 
 
 @_compiled("contract")
@@ -455,7 +515,7 @@ def attend(blas: Any, tensors: Any, cut: Any, rule: Any, work: Any, stop: Any, s
             start = at[_KEY]
             edge = start if start < at[_ALL_FROM] else max(start, at[_ALL_TO] - 1)
             at[_KEY] = min(start + cut.keys, edge + cut.edge_keys, at[_END])
-            scores -= _tile(blas, block, rule, work, start, at[_KEY])
+            scores -= _tile(blas, block, cut.few_rows, rule, work, start, at[_KEY])
         if at[_KEY] >= at[_END]:
             _finish(block, tensors.lse[begin:end], rule, work)
             at[_BLOCK], at[_KEY] = at[_BLOCK] + 1, -1

@@ -5,6 +5,11 @@ or, where blocks are short, several in a row; a thread does it without Python, a
 What a thread owns, for R rows and T keys (R·T scores are at most four times L2), beside some numbers for each row:
 
     scores [R, T]     values [T, head_dim_v]     keys [T, head_dim], with a key_mask
+
+Where BLAS multiplies small matrices without copying them first, a tile is gone through in steps of r rows, as many as
+such a product may have. T is 192 there, R·T scores would be 0.4 times L2, and there are:
+
+    scores [r, T]     values [T, head_dim_v]     keys [head_dim, T]
 """
 
 from __future__ import annotations
@@ -19,18 +24,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.blas import blas_name, sgemm
+from engine.blas import blas_name, sgemm, unpacked_product
 from engine.cpu import CpuDevice, open_cpu
 from engine.devices import Device, Limits
 from engine.inputs import Inputs
 from engine.kernels.base import Array, Kernel, Outputs, Prepared
 from engine.kernels.cpu_blocks import Blocks, BlockSizes, shown_keys
-from engine.kernels.cpu_common import float32_cap, float32_scale, run_timed, unsupported
+from engine.kernels.cpu_common import aligned, float32_cap, float32_scale, run_timed, unsupported
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
-_KEYS, _EDGE_KEYS = 512, 128
-_L2_TIMES = 4
+_KEYS, _EDGE_KEYS, _L2_TIMES = 512, 128, 4.0
+# where BLAS need not pack; keys are columns there, whose places in L1 coincide if they are a power of two apart
+_FEW_KEYS, _FEW_EDGE_KEYS, _FEW_L2_TIMES = 192, 96, 0.4
+_LEAST_ROWS = 16  # of a product, to be worth a call
 _ITEM_FLOPS = 4e6  # of a work item, where blocks are shorter: some 60 µs, a dozen times what handing it out costs
 _SCORES_AT_ONCE = 1 << 22  # computed between two looks at should_stop: some 20 ms
 
@@ -57,7 +64,7 @@ class CpuFlashJit(Kernel):
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
         """Return the block sizes worth measuring, those for this L2 first."""
-        return [*_default(limits).candidates(problem)]
+        return [*_default(problem, limits).candidates(problem)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: backward, not float32, or more memory than the limit."""
@@ -106,7 +113,7 @@ class _PreparedJit(Prepared):
         self._blocks_of_item = _blocks_of_item(problem, self._blocks)
         self._items = -(-self._blocks.count // self._blocks_of_item)
         self._works = [
-            compiled.Work(*(np.zeros(shape, kind) for shape, kind in _buffers(problem, self._blocks)))
+            compiled.Work(*(aligned(*shape, kind=kind) for shape, kind in _buffers(problem, self._blocks)))
             for _ in range(min(device.limits.threads, self._items))
         ]
         self._attend = compiled.attend
@@ -134,12 +141,23 @@ class _PreparedJit(Prepared):
             self._attend(self._blas, self._tensors, self._cut, self._rule, work, stop, _SCORES_AT_ONCE)
 
 
-def _default(limits: Limits) -> BlockSizes:
+def _default(problem: AttentionProblem, limits: Limits) -> BlockSizes:
+    if _few_rows(problem, _FEW_KEYS):
+        return BlockSizes.default(limits, keys=_FEW_KEYS, edge_keys=_FEW_EDGE_KEYS, l2_times=_FEW_L2_TIMES)
     return BlockSizes.default(limits, keys=_KEYS, edge_keys=_EDGE_KEYS, l2_times=_L2_TIMES)
 
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
-    return Blocks.of(problem, _default(limits).or_tuned(CpuFlashJit.name, problem, limits))
+    return Blocks.of(problem, _default(problem, limits).or_tuned(CpuFlashJit.name, problem, limits))
+
+
+def _few_rows(problem: AttentionProblem, keys: int) -> int:
+    """Return how many rows BLAS multiplies with so many keys, and weights with values, without packing, or 0.
+
+    Keys and columns of values must fill vectors of 16, else what is left takes another, slower path.
+    """
+    rows = unpacked_product() // (keys * max(problem.head_dim, problem.head_dim_v)) // 4 * 4
+    return rows if rows >= _LEAST_ROWS and keys % 16 == problem.head_dim_v % 16 == 0 else 0
 
 
 def _blocks_of_item(problem: AttentionProblem, blocks: Blocks) -> int:
@@ -151,10 +169,11 @@ def _blocks_of_item(problem: AttentionProblem, blocks: Blocks) -> int:
 def _buffers(problem: AttentionProblem, blocks: Blocks) -> list[tuple[tuple[int, ...], type[np.generic]]]:
     """Return shape and dtype of the buffers of one thread, in the order of ``Work``."""
     rows, keys = blocks.rows * blocks.heads, blocks.keys
-    copied = keys if problem.key_mask is not None else 0
+    few_rows = _few_rows(problem, keys)
+    copied = keys if few_rows or problem.key_mask is not None else 0
     return [
-        ((rows * keys,), np.float32),
-        ((copied, problem.head_dim), np.float32),
+        ((min(rows, few_rows or rows) * keys,), np.float32),
+        ((copied * problem.head_dim,), np.float32),
         ((keys, problem.head_dim_v), np.float32),
         ((2, problem.head_dim_v), np.float32),
         *[((rows,), np.int64)] * 2,
@@ -173,6 +192,7 @@ def _cut(problem: AttentionProblem, blocks: Blocks) -> Any:
         head_blocks=blocks.head_blocks,
         keys=blocks.keys,
         edge_keys=blocks.edge_keys,
+        few_rows=_few_rows(problem, blocks.keys),
         heads_of_batch=problem.heads,
         group=problem.group,
         seq_q=problem.seq_q,

@@ -10,14 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.blas import blas_threads, hold_blas
+from engine.blas import blas_name, blas_threads, hold_blas, unpacked_product
 from engine.cpu import CpuDevice, open_cpu
 from engine.devices import Limits, Tuned
 from engine.inputs import Inputs, seeded
-from engine.kernels import cpu_common
+from engine.kernels import cpu_common, cpu_flash, cpu_flash_jit
 from engine.kernels.registry import get_kernel
 from engine.measure.memory import traced
 from engine.problem import AttentionProblem
+from engine.reference import reference
 from engine.running import Cancelled
 
 MIB = 1 << 20
@@ -99,11 +100,14 @@ def test_naive_holds_all_score_matrices_at_once() -> None:
 @pytest.mark.parametrize(("name", "words"), [("cpu-naive", "score matrices"), ("cpu-flash", "tiles")])
 def test_what_does_not_fit_is_refused_with_both_figures(name: str, words: str) -> None:
     problem = AttentionProblem(heads=8, seq_q=16_384)
-    reason = get_kernel(name).supports(problem, Limits(memory_bytes=100 * MIB, threads=2, l2_bytes=MIB))
+    limits = Limits(memory_bytes=100 * MIB, threads=2, l2_bytes=MIB)
+    reason = get_kernel(name).supports(problem, limits)
     assert reason is not None
     assert words in reason
     assert "100.0 MiB" in reason
-    assert ("8.1 GiB" if name == "cpu-naive" else "134.0 MiB") in reason
+    need = get_kernel(name).predict(problem, limits)
+    assert 128 * MIB < need < 136 * MIB or name == "cpu-naive"
+    assert ("8.1 GiB" if name == "cpu-naive" else f"{need / MIB:.1f} MiB") in reason
 
 
 def test_work_buffers_are_kept_from_run_to_run(cpu_kernel) -> None:
@@ -270,6 +274,45 @@ def test_the_untuned_choice_is_the_first_candidate(flash_kernel) -> None:
         flash_kernel.kernel.predict(problem, chosen) for chosen in (limits, tuned_to(name, problem, limits, first))
     ]
     assert bytes_of[0] == bytes_of[1]
+
+
+@pytest.mark.parametrize("unpacked", [0, 100**3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 2, "seq_q": 650, "seq_k": 777, "head_dim": 64, "causal": True},
+        {"heads": 2, "seq_q": 331, "head_dim": 128, "window": 70},
+        {"heads": 6, "kv_heads": 2, "seq_q": 70, "seq_k": 600, "head_dim": 48, "causal": True},
+        {
+            "heads": 1,
+            "seq_q": 129,
+            "seq_k": 900,
+            "head_dim": 32,
+            "softcap": 5.0,
+            "key_mask": np.arange(900)[None] % 3 > 0,
+        },
+    ],
+)
+def test_both_kinds_of_products_are_right_whatever_blas_has(
+    flash_kernel, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], unpacked: int
+) -> None:
+    for module in (cpu_flash, cpu_flash_jit):
+        monkeypatch.setattr(module, "unpacked_product", lambda: unpacked)
+    problem = AttentionProblem(**options)
+    inputs = seeded(problem, 5)
+    flash_kernel.check(problem, inputs)
+    inputs.q[...] *= 40  # scores in the hundreds: maxima move
+    flash_kernel.check(problem, inputs)
+    inputs.v[:, :, problem.seq_k // 2] = np.nan
+    nonfinite = np.isnan(flash_kernel.run(problem, inputs).output).any(axis=3)
+    finite = np.isfinite(reference(problem, inputs)[0]).all(axis=3)
+    np.testing.assert_array_equal(nonfinite, ~finite)
+
+
+def test_a_product_needs_no_packing_only_with_openblas_for_avx_512() -> None:
+    assert unpacked_product() in {0, 100**3}
+    if not blas_name().startswith("openblas"):
+        assert unpacked_product() == 0
 
 
 @pytest.mark.parametrize("fields", [{}, {"rows": 0, "keys": 512, "edge_keys": 64}, {"rows": 1 << 20}, {"tile": 3}])
