@@ -32,13 +32,14 @@ from engine.kernels.cpu_common import (
     exceed_one,
     float32_cap,
     float32_scale,
+    needs_care,
     rows_of_gradients,
     run_timed,
     seen_product,
     split_scale,
     worthwhile_threads,
 )
-from engine.masks import has_nonfinite, without_hidden_garbage
+from engine.masks import without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
@@ -74,7 +75,7 @@ class PreparedFlashBackward(PreparedGradients):
         self.variant = f"{self._rows}x{self._keys}"
         self._shown = shown_keys(problem)
         assert inputs.lse is not None
-        self._careful = has_nonfinite(inputs)
+        self._careful = needs_care(inputs)
         self._exceed_one = exceed_one(inputs.lse)
         self._strips = _strips(problem)
         self._partial: Array = np.empty((self._strips - 1, *problem.q_shape), np.float32)

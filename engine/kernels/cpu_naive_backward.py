@@ -19,13 +19,14 @@ from engine.kernels.cpu_common import (
     exceed_one,
     float32_cap,
     float32_scale,
+    needs_care,
     rows_of_gradients,
     run_timed,
     seen_product,
     worthwhile_threads,
 )
 from engine.kernels.cpu_naive import hidden_keys, strip_rows
-from engine.masks import has_nonfinite, without_hidden_garbage
+from engine.masks import without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
@@ -49,7 +50,7 @@ class PreparedNaiveBackward(PreparedGradients):
         self._weights: Array = np.empty(shape, np.float32)
         self._grad_scores: Array = np.empty(shape, np.float32)
         self._hidden = hidden_keys(problem)
-        self._careful = has_nonfinite(inputs)
+        self._careful = needs_care(inputs)
         assert inputs.lse is not None
         self._exceed_one = exceed_one(inputs.lse)
         self._relative_to = np.where(np.isneginf(inputs.lse), 0, inputs.lse)[..., None]
