@@ -50,17 +50,20 @@ class CpuNaive(Kernel):
 
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, the score matrices and the mask."""
-        matrices = 2 if problem.backward else 1
-        return problem.tensor_bytes + matrices * problem.score_bytes + math.prod(mask_shape(problem))
+        if problem.backward:
+            from engine.kernels import cpu_naive_backward
+
+            return cpu_naive_backward.predict(problem, limits)
+        return problem.tensor_bytes + problem.score_bytes + math.prod(mask_shape(problem))
 
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, *, want_lse: bool = False
     ) -> Prepared:
         """Allocate the result and all score matrices, and build the mask."""
         if problem.backward:
-            from engine.kernels.cpu_naive_backward import PreparedNaiveBackward
+            from engine.kernels import cpu_naive_backward
 
-            return PreparedNaiveBackward(problem, self.with_forward(problem, inputs, device), device)
+            return cpu_naive_backward.PreparedNaiveBackward(problem, self.with_forward(problem, inputs, device), device)
         return _PreparedNaive(problem, inputs, device, want_lse)
 
 
