@@ -150,8 +150,7 @@ class PreparedFlashBackward(PreparedGradients):
         power, rest = split_scale(float32_scale(problem.scale))
         assert inputs.grad_output is not None
         assert inputs.lse is not None
-        lse = inputs.lse[*at, rows]
-        lse = np.where(np.isneginf(lse), _NOTHING, lse)
+        lse = np.where(sight.blind[tile.rows], _NOTHING, inputs.lse[*at, rows])  # -inf too where all scores are
         work.take_rows(inputs.q[*at, rows], inputs.grad_output[*at, rows], power)
         queries, grads = work.queries[: len(lse)], work.grads[: len(lse)]
         grads[:, -1] = -self._deltas[*at, rows]

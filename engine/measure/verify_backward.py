@@ -18,7 +18,7 @@ from engine.running import ShouldStop, never_stop
 
 _DEARER = 3  # than the forward pass, whose scores are what is affordable
 _FACTOR = 4  # of the forward pass's bound
-_PRODUCTS = 2  # whose difference the gradients of the weights are: dO · V and dO · O
+_SUM = 4  # of the forward pass's bound, what is left of it with scores near 0: rounding of sums
 _TINY = float(np.finfo(np.float32).tiny)  # what is smaller some devices take for 0
 
 
@@ -86,8 +86,10 @@ def expect_gradients(
 
     - A gradient is a sum of n terms that nothing normalises, and where terms are equal, rounding errs the same way each
       time: ``2⁻²³ · √n · max|gradient|``.
-    - With V far from 0 the gradients of the weights are small differences of large numbers: for dQ and dK, twice 2⁻²³
-      of what the largest element would be if no term cancelled another.
+    - With V far from 0 the gradients of the weights are small differences of large numbers, of which the output
+      may be as far off as the forward pass may be: for dQ and dK, four times 2⁻²³ of what the largest element would be
+      if no term cancelled another. A soft cap adds to the four the size of the scores in units of the cap, for its
+      slope depends on that.
     - Where all is next to nothing, a number below float32's smallest normal one may count as 0.
 
     Raises Cancelled when ``should_stop`` answers True on the way.
@@ -98,11 +100,8 @@ def expect_gradients(
     terms = max(problem.group * problem.seq_q, problem.seq_k)
     bound = EPS * (_FACTOR * (4 + wanted.largest / 2) + math.sqrt(terms)) * _largest(wanted)
     bound += _TINY * terms * problem.head_dim_v
-    bounds = {
-        "dq": bound + _PRODUCTS * EPS * wanted.dq_terms,
-        "dk": bound + _PRODUCTS * EPS * wanted.dk_terms,
-        "dv": bound,
-    }
+    relative = EPS * (_SUM + (wanted.largest / problem.softcap if problem.softcap else 0))
+    bounds = {"dq": bound + relative * wanted.dq_terms, "dk": bound + relative * wanted.dk_terms, "dv": bound}
     return ExpectedGradients(groups, wanted, bounds, not has_nonfinite(inputs))
 
 

@@ -203,6 +203,20 @@ def test_what_is_not_finite_reaches_exactly_what_depends_on_it(
     assert verdict.verified, verdict
 
 
+def test_a_row_whose_scores_are_all_minus_infinity_is_not_one_that_sees_nothing(backward_kernel) -> None:
+    """Both have a log-sum-exp of -inf."""
+    problem = backward(heads=1, seq_q=40, seq_k=3, head_dim=8, causal=True)
+    inputs = seeded(problem, 16)
+    inputs.q[0, 0, 37] = inputs.k[0, 0, 0] = 1
+    inputs.k[0, 0, 0, 1] = -np.inf  # the one key of query 37
+    got = backward_kernel.gradients(problem, inputs)
+    verdict = expect_gradients(problem, inputs).verdict(got)
+    assert verdict.verified, verdict
+    assert not got.dq[0, 0, :37].any()
+    assert np.isnan(got.dq[0, 0, 37]).all()
+    assert np.isnan(got.dv[0, 0, 0]).all()
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.7, 1e-30, 1e-45, 3.0])
 def test_any_scale(backward_kernel, scale: float) -> None:
     problem = backward(heads=2, seq_q=20, seq_k=50, head_dim=20, scale=scale, window=20)
@@ -211,8 +225,9 @@ def test_any_scale(backward_kernel, scale: float) -> None:
 
 @pytest.mark.parametrize("softcap", [1e-3, 1.0, 30.0, 1e6])
 def test_any_softcap(backward_kernel, softcap: float) -> None:
-    problem = backward(heads=2, seq_q=20, seq_k=50, head_dim=20, scale=2.0, softcap=softcap, causal=True)
-    backward_kernel.check_gradients(problem, seeded(problem, 20))
+    for scale in (0.2, 2.0):
+        problem = backward(heads=2, seq_q=70, seq_k=110, head_dim=20, scale=scale, softcap=softcap, causal=True)
+        backward_kernel.check_gradients(problem, seeded(problem, 20))
 
 
 # Shapes whose largest gradient is neither much larger nor much smaller than the others

@@ -150,10 +150,19 @@ def test_the_bounds_are_the_documented_formula() -> None:
     largest_score, largest_gradient, terms = 0.5 * (8 + 15), 5, 2 * (5 * 1 + 2 * 7)
     common = EPS * (4 * (4 + largest_score / 2) + 1) * largest_gradient
     assert expected.bounds == {
-        "dq": pytest.approx(common + 2 * EPS * 0.5 * terms * 5),
-        "dk": pytest.approx(common + 2 * EPS * 0.5 * terms * 3),
+        "dq": pytest.approx(common + 4 * EPS * 0.5 * terms * 5),
+        "dk": pytest.approx(common + 4 * EPS * 0.5 * terms * 3),
         "dv": pytest.approx(common),
     }
+
+
+@pytest.mark.parametrize("cap", [0.01, 1.0, 1e6])
+def test_a_soft_cap_widens_the_bounds_by_what_its_slope_makes_of_rounding(cap: float) -> None:
+    expected = expect_gradients(msgspec.structs.replace(PROBLEM, softcap=cap), seeded(PROBLEM, 1))
+    for name in ("dq", "dk"):
+        wider = expected.bounds[name] - expected.bounds["dv"]
+        terms = getattr(expected.wanted, f"{name}_terms")
+        assert wider == pytest.approx((4 + expected.wanted.largest / cap) * EPS * terms)
 
 
 def test_zero_gradients_have_a_defined_relative_error() -> None:
