@@ -31,12 +31,13 @@ def without_hidden_garbage(problem: AttentionProblem, inputs: Inputs) -> Inputs:
     """
     if problem.key_mask is None:
         return inputs
-    hidden = ~problem.key_mask.unpack()[:, None, :, None]
+    hidden = ~problem.key_mask.unpack()
     cleaned = {}
     for name in ("k", "v"):
         array = getattr(inputs, name)
-        if not np.isfinite(np.where(hidden, array, 0)).all():
-            cleaned[name] = np.where(hidden, array.dtype.type(0), array)
+        heads = [(of_head, keys) for of_batch, keys in zip(array, hidden, strict=True) for of_head in of_batch]
+        if not all(np.isfinite(of_head[keys]).all() for of_head, keys in heads):  # one by one, to copy little
+            cleaned[name] = np.where(hidden[:, None, :, None], array.dtype.type(0), array)
     return replace(inputs, **cleaned)
 
 
@@ -45,4 +46,5 @@ def has_nonfinite(inputs: Inputs) -> bool:
     if inputs.nonfinite is not None:
         return inputs.nonfinite
     arrays = (inputs.q, inputs.k, inputs.v, inputs.grad_output)
-    return not all(np.isfinite(array).all() for array in arrays if array is not None)
+    extremes = (pick(array) for array in arrays if array is not None for pick in (np.min, np.max))  # need no memory
+    return not all(np.isfinite(extreme) for extreme in extremes)

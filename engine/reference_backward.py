@@ -24,15 +24,17 @@ class ReferenceGradients:
     """Gradients of the chosen (batch, kv_head) groups, float64.
 
     ``dq`` is [groups, heads of a group, seq_q, head_dim], ``dk`` [groups, seq_k, head_dim] and ``dv`` [groups, seq_k,
-    head_dim_v]. ``largest`` is the greatest ``|scale| · Σ|q_d · k_d|`` over the visible pairs, and ``largest_product``
-    the greatest ``Σ|dO_d · v_d|``: what float32 rounding of the scores and of their gradients is relative to.
+    head_dim_v]. ``largest`` is the greatest ``|scale| · Σ|q_d · k_d|`` over the visible pairs, ``dq_terms`` and
+    ``dk_terms`` are the greatest elements that dQ and dK would have if none of the terms that they are sums of
+    cancelled another: what float32 rounding of the scores and of their gradients is relative to.
     """
 
     dq: F64
     dk: F64
     dv: F64
     largest: float
-    largest_product: float
+    dq_terms: float
+    dk_terms: float
 
 
 def all_groups(problem: AttentionProblem) -> list[tuple[int, int]]:
@@ -60,11 +62,12 @@ def reference_gradients(
     dq = np.zeros((len(groups), problem.group, problem.seq_q, problem.head_dim))
     dk = np.zeros((len(groups), problem.seq_k, problem.head_dim))
     dv = np.zeros((len(groups), problem.seq_k, problem.head_dim_v))
-    largest = largest_product = 0.0
+    largest = dq_terms = dk_terms = 0.0
     step = max(1, _BLOCK_SCORES // problem.seq_k)
     with np.errstate(all="ignore"):  # NaN and inf in the input are counted by the caller, not warned of here
         for n, (b, kv_head) in enumerate(groups):
             k, v = (x[b, kv_head].astype(np.float64) for x in (inputs.k, inputs.v))
+            terms = np.zeros(k.shape)
             for h in range(problem.group):
                 head = kv_head * problem.group + h
                 for start in range(0, problem.seq_q, step):
@@ -77,17 +80,26 @@ def reference_gradients(
                         continue
                     q, grad = (x[b, head, rows].astype(np.float64) for x in (inputs.q, inputs.grad_output))
                     seen = visible(problem, b, rows, keys.start, keys.stop)
-                    of_rows, sizes = _add_rows(problem, (q, k[keys], v[keys], grad), seen, dk[n, keys], dv[n, keys])
+                    of_keys = dk[n, keys], dv[n, keys], terms[keys]
+                    of_rows, sizes = _add_rows(problem, (q, k[keys], v[keys], grad), seen, of_keys)
                     dq[n, h, rows] = of_rows
-                    largest, largest_product = max(largest, sizes[0]), max(largest_product, sizes[1])
-    return ReferenceGradients(dq, dk, dv, largest, largest_product)
+                    largest, dq_terms = max(largest, sizes[0]), max(dq_terms, sizes[1])
+            dk_terms = max(dk_terms, float(terms.max()))
+    return ReferenceGradients(dq, dk, dv, largest, dq_terms, dk_terms)
 
 
 def _add_rows(
-    problem: AttentionProblem, tensors: tuple[F64, F64, F64, F64], seen: NDArray[np.bool_], dk: F64, dv: F64
+    problem: AttentionProblem,
+    tensors: tuple[F64, F64, F64, F64],
+    seen: NDArray[np.bool_],
+    of_keys: tuple[F64, F64, F64],
 ) -> tuple[F64, tuple[float, float]]:
-    """Return dQ of a block of rows, adding to ``dk`` and ``dv`` what these rows give, and the two largest sums."""
+    """Return dQ of a block of rows, the largest scores' size and that of the terms of dQ.
+
+    What these rows give dK, dV and the terms of dK is added to ``of_keys``.
+    """
     q, k, v, grad = tensors
+    dk, dv, dk_terms = of_keys
     scores, weights, total, _, largest = softmax(problem, q, k, seen)
     weights = np.where(seen, weights / total[:, None], 0)
     grad_weights = grad @ v.T
@@ -99,5 +111,13 @@ def _add_rows(
     grad_scores = np.where(seen, grad_scores, 0)
     dv += product(weights.T, grad, seen.T)
     dk += product(grad_scores.T, q, seen.T)
-    sizes = np.where(seen, np.abs(grad) @ np.abs(v).T, 0)
-    return product(grad_scores, k, seen), (largest, float(sizes.max(initial=0, where=np.isfinite(sizes))))
+    sizes = np.where(seen, weights * (np.abs(grad) @ np.abs(v).T), 0)
+    sizes += weights * sizes.sum(axis=1, keepdims=True)
+    sizes *= abs(problem.scale)
+    dq_terms, more = _finite(sizes) @ _finite(np.abs(k)), _finite(sizes).T @ _finite(np.abs(q))
+    dk_terms += more
+    return product(grad_scores, k, seen), (largest, float(dq_terms.max()))
+
+
+def _finite(values: F64) -> F64:
+    return np.where(np.isfinite(values), values, 0)

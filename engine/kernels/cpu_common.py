@@ -14,6 +14,7 @@ from engine.blas import hold_blas
 from engine.devices import Limits
 from engine.inputs import Inputs
 from engine.kernels.base import Array, Gradients, Prepared
+from engine.masks import has_nonfinite
 from engine.problem import AttentionProblem
 from engine.running import Timing
 
@@ -49,8 +50,11 @@ def worthwhile_threads(problem: AttentionProblem, limits: Limits, items: int) ->
 
 
 def run_timed(once: Callable[[], None], repeat: int) -> Timing:
-    """Call ``once`` ``repeat`` times and time that, BLAS held to one thread, since every core has a thread of ours."""
-    with hold_blas(1):
+    """Call ``once`` ``repeat`` times and time that, BLAS held to one thread, since every core has a thread of ours.
+
+    NumPy's floating-point warnings are off, as they are in the threads: what overflows is counted in the result.
+    """
+    with hold_blas(1), np.errstate(all="ignore"):
         begin = time.perf_counter()
         for _ in range(repeat):
             once()
@@ -154,6 +158,19 @@ def rows_of_gradients(inputs: Inputs) -> Array:
 def exceed_one(lse: Array) -> bool:
     """Whether scores are so large that rounding could make weights ``exp(score - lse)`` far larger than 1."""
     return bool(np.abs(lse).max(initial=0, where=np.isfinite(lse)) > _LARGE)
+
+
+def needs_care(inputs: Inputs) -> bool:
+    """Whether what a row does not see could spoil its gradients: 0 times what is not finite is NaN.
+
+    So where the input is not finite, or where products of it may overflow.
+    """
+    if has_nonfinite(inputs):
+        return True
+    assert inputs.grad_output is not None
+    grad_size, value_size = (max(float(x.max()), -float(x.min())) for x in (inputs.grad_output, inputs.v))
+    overflow: bool = grad_size * value_size * inputs.v.shape[-1] >= float(np.finfo(np.float32).max)
+    return overflow
 
 
 class PreparedGradients(Prepared):

@@ -7,6 +7,7 @@ results do not depend on the number of threads. What a thread owns, for R rows a
 
     queries [R, head_dim + 1]      keys   [T, head_dim + 1]     weights     [R, T]    of_rows [R, head_dim]
     grads   [R, head_dim_v + 1]    values [T, head_dim_v + 1]   grad_scores [R, T]    dk, dv and one product, as K and V
+                                                                slope [R, T] of a soft cap
 
 The algorithm is the backward pass of FlashAttention-2 (Dao 2023, algorithm 2). Log-sum-exp and ``rowsum(dO ∘ O)`` are
 one more column of queries and of grads, negated, against a column of ones in keys and values: the products come out
@@ -32,13 +33,14 @@ from engine.kernels.cpu_common import (
     exceed_one,
     float32_cap,
     float32_scale,
+    needs_care,
     rows_of_gradients,
     run_timed,
     seen_product,
     split_scale,
     worthwhile_threads,
 )
-from engine.masks import has_nonfinite, without_hidden_garbage
+from engine.masks import without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
@@ -46,6 +48,7 @@ _KEYS, _MAX_ROWS, _MIN_ROWS = 256, 512, 64
 _L2_SHARE = 1.0  # of L2, for weights and grad_scores
 _ENOUGH_ITEMS = 16  # fewer heads are cut into strips; not by the number of threads, so that results do not depend on it
 _MIN_KEYS = 256  # of a strip
+_SIGHT_BYTES = 17  # of which keys a row sees
 _NOTHING = np.float32(1e30)  # log-sum-exp enough to leave no weight
 
 
@@ -57,7 +60,10 @@ def predict(problem: AttentionProblem, limits: Limits, forward: int) -> int:
     threads = worthwhile_threads(problem, limits, _items(problem))
     workspace = sum(4 * math.prod(shape) for shape in _shapes(problem, rows, keys).values())
     workspace += Hidden.nbytes(rows if problem.causal else 0, keys)
-    held = problem.tensor_bytes + threads * workspace + partial + numbers + problem.lse_bytes
+    if problem.key_mask is not None:
+        workspace += 4 * keys * (problem.head_dim + problem.head_dim_v)  # gathered
+    sights = _SIGHT_BYTES * problem.seq_q * (1 if problem.key_mask is None else problem.batch)
+    held = problem.tensor_bytes + threads * workspace + partial + numbers + sights + problem.lse_bytes
     grad_output = 4 * math.prod(problem.output_shape)
     return max(held, forward + grad_output + problem.lse_bytes)
 
@@ -74,9 +80,12 @@ class PreparedFlashBackward(PreparedGradients):
         self.variant = f"{self._rows}x{self._keys}"
         self._shown = shown_keys(problem)
         assert inputs.lse is not None
-        self._careful = has_nonfinite(inputs)
+        self._careful = needs_care(inputs)
         self._exceed_one = exceed_one(inputs.lse)
         self._strips = _strips(problem)
+        blocks = [slice(row, min(row + self._rows, problem.seq_q)) for row in range(0, problem.seq_q, self._rows)]
+        of_batches: list[KeyNumbers | None] = [*self._shown] or [None]  # one for all, without a mask
+        self._sights = [[Sight(problem, shown, 1, rows) for rows in blocks] for shown in of_batches]
         self._partial: Array = np.empty((self._strips - 1, *problem.q_shape), np.float32)
         threads = worthwhile_threads(problem, device.limits, _items(problem))
         self._workspaces = [_Workspace(problem, self._rows, self._keys) for _ in range(threads)]
@@ -109,12 +118,11 @@ class PreparedFlashBackward(PreparedGradients):
         count = problem.seq_k if shown is None else len(shown)
         first, stop = (round(count * part / self._strips) for part in (strip, strip + 1))
         if shown is not None and strip == 0:
+            hidden = np.ones(problem.seq_k, np.bool_)
+            hidden[shown] = False
             for gradient in (self._dk, self._dv):
-                gradient[batch, kv_head] = 0  # of the keys that are hidden
-        sights = [
-            Sight(problem, shown, 1, slice(row, min(row + self._rows, problem.seq_q)))
-            for row in range(0, problem.seq_q, self._rows)
-        ]
+                gradient[batch, kv_head, hidden] = 0  # and no other: other strips may be there before this one
+        sights = self._sights[batch % len(self._sights)]
         for start in range(first, stop, self._keys):
             keys = slice(start, min(start + self._keys, stop))
             index: slice | KeyNumbers = keys if shown is None else shown[keys]
@@ -142,8 +150,7 @@ class PreparedFlashBackward(PreparedGradients):
         power, rest = split_scale(float32_scale(problem.scale))
         assert inputs.grad_output is not None
         assert inputs.lse is not None
-        lse = inputs.lse[*at, rows]
-        lse = np.where(np.isneginf(lse), _NOTHING, lse)
+        lse = np.where(sight.blind[tile.rows], _NOTHING, inputs.lse[*at, rows])  # -inf too where all scores are
         work.take_rows(inputs.q[*at, rows], inputs.grad_output[*at, rows], power)
         queries, grads = work.queries[: len(lse)], work.grads[: len(lse)]
         grads[:, -1] = -self._deltas[*at, rows]
@@ -159,7 +166,7 @@ class PreparedFlashBackward(PreparedGradients):
             np.matmul(queries[:, :-1], work.k.T, out=weights)
             weights *= np.float32(rest)
             apply_softcap(weights, problem.softcap)
-            slope = weights / np.float32(cap)
+            slope = np.divide(weights, np.float32(cap), out=work.slope(len(lse)))
             slope *= slope
             grad_scores *= np.subtract(1, slope, out=slope)
             weights -= lse[:, None]
@@ -199,6 +206,7 @@ class _Workspace:
         self.of_rows, self.dk, self.dv = (buffers[name] for name in ("of_rows", "dk", "dv"))
         self.product_k, self.product_v = buffers["product_k"], buffers["product_v"]
         self._weights, self._grad_scores = buffers["weights"].reshape(-1), buffers["grad_scores"].reshape(-1)
+        self._slope = buffers["slope"].reshape(-1)
         self.keys[:, -1] = self.values[:, -1] = 1
         self.hidden = Hidden(rows if problem.causal else 0, keys)
         self.k = self.keys[:, :-1]
@@ -218,9 +226,14 @@ class _Workspace:
 
     def scores(self, rows: int) -> tuple[Array, Array]:
         """Return the weights and the gradients of the scores [rows, keys of the tile], contiguous."""
-        shape = rows, len(self.k)
-        weights, grad_scores = (x[: rows * len(self.k)].reshape(shape) for x in (self._weights, self._grad_scores))
-        return weights, grad_scores
+        return self._tile(self._weights, rows), self._tile(self._grad_scores, rows)
+
+    def slope(self, rows: int) -> Array:
+        """Return room for the derivative of the soft cap, shaped as the weights."""
+        return self._tile(self._slope, rows)
+
+    def _tile(self, buffer: Array, rows: int) -> Array:
+        return buffer[: rows * len(self.k)].reshape(rows, len(self.k))
 
 
 def _shapes(problem: AttentionProblem, rows: int, keys: int) -> dict[str, tuple[int, int]]:
@@ -233,6 +246,7 @@ def _shapes(problem: AttentionProblem, rows: int, keys: int) -> dict[str, tuple[
         "values": (keys, width_v + 1),
         "weights": (rows, keys),
         "grad_scores": (rows, keys),
+        "slope": (0 if problem.softcap is None else rows, keys),
         "of_rows": (rows, width),
         "dk": (keys, width),
         "dv": (keys, width_v),

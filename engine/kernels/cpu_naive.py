@@ -50,8 +50,11 @@ class CpuNaive(Kernel):
 
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, the score matrices and the mask."""
-        matrices = 2 if problem.backward else 1
-        return problem.tensor_bytes + matrices * problem.score_bytes + math.prod(mask_shape(problem))
+        if problem.backward:
+            from engine.kernels import cpu_naive_backward
+
+            return cpu_naive_backward.predict(problem, limits)
+        return problem.tensor_bytes + problem.score_bytes + math.prod(mask_shape(problem))
 
     def load(self) -> None:
         """Import the backward pass, which builds on this module."""

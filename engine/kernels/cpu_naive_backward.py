@@ -8,9 +8,12 @@ and V, or a strip of its keys, and gives dK and dV. No tile is skipped.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.cpu import CpuDevice
+from engine.devices import Limits
 from engine.inputs import Inputs
 from engine.kernels.base import Array
 from engine.kernels.cpu_common import (
@@ -19,19 +22,30 @@ from engine.kernels.cpu_common import (
     exceed_one,
     float32_cap,
     float32_scale,
+    needs_care,
     rows_of_gradients,
     run_timed,
     seen_product,
     worthwhile_threads,
 )
-from engine.kernels.cpu_naive import hidden_keys, strip_rows
-from engine.masks import has_nonfinite, without_hidden_garbage
+from engine.kernels.cpu_naive import hidden_keys, mask_shape, strip_rows
+from engine.masks import without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
 
 _ROWS = 64  # for which the slope of a soft cap is held at a time
 _MIN_KEYS = 256  # of a strip, else BLAS slows down
 _ENOUGH_ITEMS = 8  # fewer heads of K and V are cut into strips
+
+
+def predict(problem: AttentionProblem, limits: Limits) -> int:
+    """Return the bytes of tensors, both matrices, the mask, two numbers a row, and what threads hold for a while."""
+    width = 0 if problem.group == 1 else max(problem.head_dim, problem.head_dim_v)
+    slope = 0 if problem.softcap is None else min(_ROWS, strip_rows(problem))
+    threads, key_threads = _threads(problem, limits)
+    passing = 4 * max(threads * slope * problem.seq_k, key_threads * _strip_keys(problem) * width)
+    held = problem.tensor_bytes + 2 * problem.score_bytes + math.prod(mask_shape(problem))
+    return held + 2 * problem.lse_bytes + passing
 
 
 class PreparedNaiveBackward(PreparedGradients):
@@ -49,27 +63,26 @@ class PreparedNaiveBackward(PreparedGradients):
         self._weights: Array = np.empty(shape, np.float32)
         self._grad_scores: Array = np.empty(shape, np.float32)
         self._hidden = hidden_keys(problem)
-        self._careful = has_nonfinite(inputs)
+        self._careful = needs_care(inputs)
         assert inputs.lse is not None
         self._exceed_one = exceed_one(inputs.lse)
         self._relative_to = np.where(np.isneginf(inputs.lse), 0, inputs.lse)[..., None]
         self._rows = strip_rows(problem)
         self._strips = -(-problem.seq_q // self._rows)
-        kv_pairs = problem.batch * problem.kv_heads
-        self._key_strips = max(1, min(_ENOUGH_ITEMS // kv_pairs, problem.seq_k // _MIN_KEYS))
-        self._keys = -(-problem.seq_k // self._key_strips)
+        self._keys = _strip_keys(problem)
+        self._key_strips = -(-problem.seq_k // self._keys)
 
     def run(self, repeat: int = 1, should_stop: ShouldStop = never_stop) -> Timing:
         """Run both passes ``repeat`` times."""
         problem = self._problem
         items = problem.pairs * self._strips
         key_items = problem.batch * problem.kv_heads * self._key_strips
-        threads = worthwhile_threads(problem, self._device.limits, items)
+        threads, key_threads = _threads(problem, self._device.limits)
 
         def once() -> None:
             self._deltas = rows_of_gradients(self._inputs)[..., None]
             self._device.each(items, self._of_rows, should_stop, threads)
-            self._device.each(key_items, self._of_keys, should_stop, threads)
+            self._device.each(key_items, self._of_keys, should_stop, key_threads)
 
         return run_timed(once, repeat)
 
@@ -128,11 +141,27 @@ class PreparedNaiveBackward(PreparedGradients):
             q, grad = self._inputs.q[batch, head], self._inputs.grad_output[batch, head]
             weights, grad_scores = self._weights[batch, head, :, keys].T, self._grad_scores[batch, head, :, keys].T
             if not self._careful:
-                dk += grad_scores @ q
-                dv += weights @ grad
+                for matrix, factor, sums in ((grad_scores, q, dk), (weights, grad, dv)):
+                    if head % self._problem.group == 0:
+                        np.matmul(matrix, factor, out=sums)
+                    else:
+                        sums += matrix @ factor
                 continue
             seen = np.ones(weights.shape, np.bool_)
             if self._hidden is not None:
                 seen = ~self._hidden[batch % len(self._hidden), :, keys].T
             dk += seen_product(grad_scores, q, seen)
             dv += seen_product(weights, grad, seen)
+
+
+def _strip_keys(problem: AttentionProblem) -> int:
+    """Return the keys of one head that a thread takes at a time in the second pass."""
+    strips = max(1, min(_ENOUGH_ITEMS // (problem.batch * problem.kv_heads), problem.seq_k // _MIN_KEYS))
+    return -(-problem.seq_k // strips)
+
+
+def _threads(problem: AttentionProblem, limits: Limits) -> tuple[int, int]:
+    """Return the threads of each pass."""
+    threads = worthwhile_threads(problem, limits, problem.pairs * -(-problem.seq_q // strip_rows(problem)))
+    key_items = problem.batch * problem.kv_heads * -(-problem.seq_k // _strip_keys(problem))
+    return threads, min(threads, key_items)

@@ -81,6 +81,8 @@ def common_reason(name: str, problem: AttentionProblem, limits: Limits, predicte
     for label, nbytes in zip(("Q", "K", "V", "the output"), tensor_buffers(problem), strict=True):
         if nbytes > limits.binding_bytes:
             return too_large(label, nbytes, limits.binding_bytes, "this device's binding limit")
+    if problem.backward and (rows := 2 * lse_bytes(problem, True)) > limits.binding_bytes:
+        return too_large("what its rows need", rows, limits.binding_bytes, "this device's binding limit")
     if predicted > limits.memory_bytes:
         return too_large(name, predicted, limits.memory_bytes, "the memory limit")
     return None

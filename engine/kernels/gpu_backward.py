@@ -14,10 +14,12 @@ from engine.gpu.timing import Dispatch
 from engine.inputs import Inputs
 from engine.kernels.base import Gradients
 from engine.kernels.gpu import CHUNK_BYTES, GpuPrepared, mask_bytes, special_bits, tensor_buffers
+from engine.masks import has_nonfinite
 from engine.problem import AttentionProblem
 
 _ROWS_PARAMS_BYTES = 16
 _THREADS = 64
+_LARGE_BITS = int(np.float32(3e38).view(np.uint32))
 
 
 def common_bytes(problem: AttentionProblem) -> int:
@@ -50,11 +52,13 @@ class GpuBackward(GpuPrepared):
         lse = self.buffers.upload("lse", _there(inputs.lse))
         self.upload_ms = self.buffers.upload_ms
         rows = problem.pairs * problem.seq_q
+        neg_inf_bits, nan_bits = special_bits()
+        nothing_bits = nan_bits if has_nonfinite(inputs) else _LARGE_BITS
         self.rows = self.buffers.storage("rows", 8 * rows)
         return self.dispatch(
             render("gpu_backward_rows"),
             "rrrw",
-            np.array([rows, problem.head_dim_v, special_bits()[0], 0], np.uint32),
+            np.array([rows, problem.head_dim_v, neg_inf_bits, nothing_bits], np.uint32),
             [self.grad_output, output, lse, self.rows],
             -(-rows // _THREADS),
             4.0 * _THREADS * problem.head_dim_v,

@@ -291,11 +291,15 @@ class _PreparedSdpa(Prepared):
 
     def outputs(self) -> Outputs:
         """Return the last run's output; all NaN without one."""
+        if self._problem.backward:
+            return super().outputs()
         return Outputs(*self._read([self._problem.output_shape]))
 
     def gradients(self) -> Gradients:
         """Return the last run's gradients; all NaN without one."""
         problem = self._problem
+        if not problem.backward:
+            return super().gradients()
         return Gradients(*self._read([problem.q_shape, problem.k_shape, problem.v_shape]))
 
     def _read(self, shapes: list[tuple[int, ...]]) -> list[Array]:
@@ -369,7 +373,10 @@ class _PreparedSdpa(Prepared):
         output = scaled_dot_product_attention(
             self._query, way.key, way.value, scale=self._problem.scale, **way.arguments
         )
-        return output if self._blind is None else output.masked_fill_(self._blind, 0)
+        if self._blind is None:
+            return output
+        # what a backend keeps of its output to go back by must not be changed under it
+        return output.masked_fill(self._blind, 0) if self._problem.backward else output.masked_fill_(self._blind, 0)
 
     def _keep_pass(self, way: _Way) -> None:
         self._passes[way.name] = self._attend(way)

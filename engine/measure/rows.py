@@ -79,8 +79,8 @@ def row_of(
     if turn.verdict is not None:
         row = _with_attributes(row, turn.verdict, _JUDGED)
         if turn.verdict.nonfinite:
-            of = "gradient" if case.problem.backward else "output"
-            warnings.append(f"non-finite values in {turn.verdict.nonfinite} {of} rows")
+            what = "gradient" if case.problem.backward else "output"
+            warnings.append(f"non-finite values in {turn.verdict.nonfinite} {what} rows")
     stopped = {Status.FAILED: StopReason.FAILED, Status.CANCELLED: StopReason.CANCELLED}
     row = msgspec.structs.replace(
         row,

@@ -688,3 +688,64 @@ def test_rows_that_never_ran_say_their_direction(monkeypatch: pytest.MonkeyPatch
         (told(what, lambda: True), [Status.CANCELLED, Status.CANCELLED]),
     ):
         assert [(row.status, row.direction) for row in got.rows] == [(status, "backward") for status in statuses]
+
+
+class TestTheWayBack:
+    """Backward cases, with the CPU kernels for real."""
+
+    def race(self, case: Case, **changes: Any) -> Told:
+        defaults = {"cases": (case,), "kernels": ("cpu-flash", "cpu-naive"), "samples": 3, "device": "cpu"}
+        return told(Plan(**defaults | changes))
+
+    def test_a_row_says_so_and_counts_the_work_of_five_products(self) -> None:
+        problem = AttentionProblem(heads=4, kv_heads=2, seq_q=96, head_dim=16, causal=True, direction="backward")
+        got = self.race(Case(index=0, problem=problem, threads=2))
+        assert [row.status for row in got.rows] == [Status.OK, Status.OK], got.rows
+        for row in got.rows:
+            assert (row.direction, row.verified, row.nonfinite, row.seed) == ("backward", True, 0, 0)
+            assert row.peak_bytes == pytest.approx(row.predicted_bytes, rel=0.05, abs=256 << 10)
+            assert row.scratch_bytes == row.peak_bytes - problem.tensor_bytes
+            assert row.max_rel_err is not None
+            assert row.max_rel_err < 4e-6
+            assert row.wall_ms_median is not None
+            assert row.gflops == pytest.approx(2.5 * problem.forward.flops() / row.wall_ms_median / 1e6)
+            assert row.speedup_vs_naive is not None
+            assert row.recorded_output_err is None
+        assert got.row("cpu-naive").scratch_bytes > 2 * problem.score_bytes
+
+    def test_tensors_of_a_file_go_with_a_seeded_gradient(self, sample_file: Path) -> None:
+        tensors = inputs.load(str(sample_file))
+        problem = msgspec.structs.replace(inputs.problem_for(tensors, causal=True), direction="backward")
+        case = Case(index=0, problem=problem, input=str(sample_file), threads=1)
+        for row in self.race(case, seed=5, samples=1).rows:
+            assert (row.status, row.verified, row.direction, row.seed) == (Status.OK, True, "backward", 5), row
+            assert row.input == str(sample_file)
+
+    def test_nan_in_the_input_is_warned_of_and_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        problem = AttentionProblem(heads=2, seq_q=20, head_dim=8, causal=True, direction="backward")
+        given = inputs.seeded(problem, 0)
+        given.q[0, 0, 4, 1] = np.nan
+        monkeypatch.setattr(inputs, "seeded", lambda problem, seed: given)
+        got = self.race(Case(index=0, problem=problem, threads=1))
+        for row in got.rows:
+            assert (row.status, row.verified, row.nonfinite) == (Status.OK, True, 1 + 5 + 5)
+            assert "non-finite values in 11 gradient rows" in row.warnings
+        assert any("NaN or infinity" in w.message for w in got.of(WarningEvent))
+
+    def test_wrong_gradients_are_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from engine.kernels.cpu_common import PreparedGradients
+
+        real = PreparedGradients.gradients
+        monkeypatch.setattr(
+            PreparedGradients, "gradients", lambda self: msgspec.structs.replace(real(self), dk=-real(self).dk)
+        )
+        problem = AttentionProblem(heads=2, seq_q=20, head_dim=8, direction="backward")
+        for row in self.race(Case(index=0, problem=problem, threads=1)).rows:
+            assert (row.status, row.verified, row.wall_ms_median) == (Status.WRONG, False, None)
+            assert row.message.startswith("dk is ")
+
+    def test_what_does_not_fit_is_skipped_with_both_figures(self) -> None:
+        problem = AttentionProblem(heads=2, seq_q=300, head_dim=8, direction="backward")
+        got = self.race(Case(index=0, problem=problem, threads=1), memory_limit=1 << 20)
+        assert got.row("cpu-naive").status == Status.SKIPPED
+        assert got.row("cpu-naive").message == "its score matrices need 1.5 MiB, the limit is 1.0 MiB"

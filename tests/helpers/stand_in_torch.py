@@ -24,10 +24,19 @@ class SDPBackend(Enum):
 
 
 class Tensor:
-    """An array and where it is."""
+    """An array and where it is; of a result also the call that ``grad`` goes back through."""
 
     def __init__(self, array: np.ndarray, device: str = "cpu") -> None:
         self.array, self.device = array, device
+        self.requires_grad = False
+        self.changed = False  # in place
+        self.source: tuple[Tensor, int] | None = None  # what it repeats, and how often
+        self.call: SimpleNamespace | None = None
+        self.filled: np.ndarray | None = None  # where the call's output was filled in
+
+    def requires_grad_(self) -> Tensor:
+        self.requires_grad = True
+        return self
 
     def to(self, device: str) -> Tensor:
         return Tensor(self.array, device)
@@ -49,11 +58,19 @@ class Tensor:
         return np.isfinite(self.array)
 
     def repeat_interleave(self, count: int, dim: int) -> Tensor:
-        return Tensor(self.array.repeat(count, axis=dim), self.device)
+        repeated = Tensor(self.array.repeat(count, axis=dim), self.device)
+        repeated.source = self, count
+        return repeated
 
     def masked_fill_(self, mask: Tensor, value: float) -> Tensor:
         np.copyto(self.array, value, where=mask.array)
+        self.changed = True
         return self
+
+    def masked_fill(self, mask: Tensor, value: float) -> Tensor:
+        filled = Tensor(np.where(mask.array, value, self.array), self.device)
+        filled.call, filled.filled = self.call, mask.array
+        return filled
 
     def copy_(self, other: Tensor) -> None:
         TORCH[0].now += TORCH[0].copy_s
@@ -79,6 +96,7 @@ class StandIn:
         self.peak = HELD
         self.events: list[SimpleNamespace] = []
         self.keeps_record = True  # of single allocations
+        self.grad_enabled = False
 
     def refusal(self, query: Tensor, mask: Any, grouped: bool) -> str:
         """What PyTorch's backends cannot do."""
@@ -110,11 +128,56 @@ class StandIn:
             scores = np.where(attn_mask.array, scores, -np.inf)
         with np.errstate(invalid="ignore"):
             weights = np.exp(scores - scores.max(axis=3, keepdims=True))
-            output = (weights / weights.sum(axis=3, keepdims=True) @ v).astype(query.array.dtype)
+            weights /= weights.sum(axis=3, keepdims=True)
+            output = (weights @ v).astype(query.array.dtype)
         if self.backend in self.spoilt:
             output[:] = np.nan
         self._spend(output.nbytes)
-        return Tensor(output, query.device)
+        result = Tensor(output, query.device)
+        if query.requires_grad and self.grad_enabled:
+            result.call = SimpleNamespace(
+                weights=np.nan_to_num(weights), tensors=(query, key, value), values=v, keys=k, scale=scale,
+                backend=self.backend,
+            )  # fmt: skip
+        return result
+
+    def grad(self, output: Tensor, tensors: tuple[Tensor, ...], grad: Tensor, retain_graph: bool) -> tuple[Tensor, ...]:
+        """Go back through the call that made ``output``; a backend must be let alone with what it keeps of it."""
+        assert retain_graph
+        call = output.call
+        assert call is not None
+        if output.changed and call.backend != "math":
+            raise RuntimeError("one of the variables needed for gradient computation has been modified")
+        assert call.backend == self.backend
+        g = grad.array.astype(np.float64)
+        if output.filled is not None:
+            g = np.where(output.filled, 0, g)
+        grad_weights = g @ call.values.swapaxes(2, 3)
+        grad_scores = call.weights * grad_weights
+        grad_scores -= call.weights * grad_scores.sum(axis=3, keepdims=True)
+        q = call.tensors[0].array.astype(np.float64)
+        found = (
+            call.scale * grad_scores @ call.keys,
+            call.scale * grad_scores.swapaxes(2, 3) @ q,
+            call.weights.swapaxes(2, 3) @ g,
+        )
+        results = []
+        for asked, used, array in zip(tensors, call.tensors, found, strict=True):
+            assert asked.requires_grad
+            assert asked is used or (used.source is not None and used.source[0] is asked)
+            batch, heads = asked.array.shape[:2]
+            summed = array.reshape(batch, heads, -1, *array.shape[2:]).sum(axis=2)
+            results.append(Tensor(summed.astype(np.float32), asked.device))
+        if self.backend in self.spoilt:
+            results[0].array[:] = np.nan
+        self._spend(sum(result.array.nbytes for result in results))
+        return tuple(results)
+
+    @contextmanager
+    def with_grad(self) -> Iterator[None]:
+        self.grad_enabled = True
+        yield
+        self.grad_enabled = False
 
     def _spend(self, output_bytes: int) -> None:
         self.asked.append((self.backend, self.threads, self.precision))
@@ -171,7 +234,8 @@ def install(monkeypatch: pytest.MonkeyPatch, card: str | None = None) -> StandIn
             "get_num_threads": lambda: torch.threads, "set_num_threads": lambda n: setattr(torch, "threads", n),
             "get_float32_matmul_precision": lambda: torch.precision,
             "set_float32_matmul_precision": lambda precision: setattr(torch, "precision", precision),
-            "inference_mode": _nothing, "device": lambda kind, index: f"{kind}:{index}", "mm": torch.product,
+            "inference_mode": _nothing, "enable_grad": torch.with_grad, "mm": torch.product,
+            "device": lambda kind, index: f"{kind}:{index}",
             **{name: lambda *shape, **_: Tensor(np.zeros(1)) for name in ("rand", "ones", "empty_like")},
         },
         "torch.cuda": {
@@ -185,14 +249,15 @@ def install(monkeypatch: pytest.MonkeyPatch, card: str | None = None) -> StandIn
         "torch.nn": {}, "torch.nn.functional": {"scaled_dot_product_attention": torch.attention},
         "torch.nn.attention": {"SDPBackend": SDPBackend, "sdpa_kernel": torch.only},
         "torch.nn.attention.bias": {"causal_lower_right": LowerRight},
-        "torch.autograd": {}, "torch.autograd.profiler": {"profile": torch.profile},
+        "torch.autograd": {"grad": torch.grad}, "torch.autograd.profiler": {"profile": torch.profile},
     }  # fmt: skip
     for name, content in modules.items():
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    sys.modules["torch"].__dict__["cuda"] = sys.modules["torch.cuda"]
+    for name in ("cuda", "autograd"):
+        sys.modules["torch"].__dict__[name] = sys.modules[f"torch.{name}"]
     for user in ("engine.cuda.time", "engine.kernels.torch_sdpa.time"):
         monkeypatch.setattr(user, SimpleNamespace(perf_counter=lambda: torch.now))
     return torch

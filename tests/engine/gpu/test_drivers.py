@@ -1,4 +1,4 @@
-"""Both GPU kernels on four kinds of driver: subgroups of 4, 8 and 16 lanes, and OpenGL without any."""
+"""Both GPU kernels, there and back, on four kinds of driver: subgroups of 4, 8 and 16 lanes, and OpenGL without any."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from engine.gpu.device import open_gpu
 from engine.inputs import seeded
 from engine.kernels.registry import get_kernel
+from engine.measure.verify_backward import expect_gradients
 from engine.problem import AttentionProblem
 from engine.reference import reference
 
@@ -39,6 +40,20 @@ for problem in problems:
         assert (got.lse[~seen] == -np.inf).all()
         print(name, prepared.variant)
         prepared.close()
+
+problem = AttentionProblem(
+    heads=4, kv_heads=2, seq_q=50, seq_k=75, head_dim=20, head_dim_v=30, causal=True, key_mask=mask, softcap=15.0,
+    direction="backward",
+)
+inputs = seeded(problem, 3)
+expected = expect_gradients(problem, inputs)
+for name in ("gpu-flash", "gpu-naive"):
+    prepared = get_kernel(name).prepare(problem, inputs, device)
+    prepared.poison()
+    prepared.run()
+    verdict = expected.verdict(prepared.gradients())
+    assert verdict.verified, (name, verdict)
+    prepared.close()
 """
 
 

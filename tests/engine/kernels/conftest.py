@@ -7,19 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from msgspec.structs import astuple
 
 from engine.cpu import open_cpu
 from engine.devices import Device
 from engine.gpu.device import open_gpu
 from engine.inputs import Inputs
-from engine.kernels.base import Kernel, Outputs
+from engine.kernels.base import Gradients, Kernel, Outputs
 from engine.kernels.registry import DEFAULT_KERNELS, get_kernel
+from engine.masks import visible
 from engine.measure.verify import expect, verify
+from engine.measure.verify_backward import expect_gradients
 from engine.problem import AttentionProblem
 from engine.reference import reference
 
 EPS = 2.0**-23
 EXACT = [name for name in (*DEFAULT_KERNELS, "cpu-flash-jit") if get_kernel(name).missing() is None]
+BACKWARD = DEFAULT_KERNELS  # the kernels that have a backward pass
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,32 @@ class Contestant:
         assert (np.abs(got.lse[finite] - lse[finite]) <= bound).all(), f"{self.kernel.name} on {problem}: lse"
         return got
 
+    def gradients(self, problem: AttentionProblem, inputs: Inputs) -> Gradients:
+        """Run backward once on poisoned gradients."""
+        assert self.kernel.supports(problem, self.device.limits) is None, problem
+        prepared = self.kernel.prepare(problem, inputs, self.device)
+        try:
+            prepared.poison()
+            prepared.run()
+            got = prepared.gradients()
+        finally:
+            prepared.close()
+        for gradient, shape in zip(astuple(got), (problem.q_shape, problem.k_shape, problem.v_shape), strict=True):
+            assert (gradient.dtype, gradient.shape) == (np.float32, shape)
+        return got
+
+    def check_gradients(self, problem: AttentionProblem, inputs: Inputs) -> Gradients:
+        """Run backward once; gradients must be those of the reference, and nothing where nothing is seen."""
+        got = self.gradients(problem, inputs)
+        verdict = expect_gradients(problem, inputs).verdict(got)
+        assert verdict.verified, f"{self.kernel.name} on {problem}: {verdict}"
+        for batch in range(problem.batch):
+            seen = visible(problem, batch, np.arange(problem.seq_q), 0, problem.seq_k)
+            assert not got.dq[batch][:, ~seen.any(axis=1)].any(), f"{self.kernel.name} on {problem}: rows that see none"
+            for gradient in (got.dk, got.dv):
+                assert not gradient[batch][:, ~seen.any(axis=0)].any(), f"{self.kernel.name} on {problem}: hidden keys"
+        return got
+
 
 @pytest.fixture(scope="session")
 def devices() -> Iterator[dict[str, Device]]:
@@ -84,4 +114,20 @@ def flash_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> 
 
 @pytest.fixture(params=[name for name in EXACT if name.startswith("gpu")])
 def gpu_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
+    return Contestant(get_kernel(request.param), devices["gpu"])
+
+
+@pytest.fixture(params=BACKWARD)
+def backward_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
+    chosen = get_kernel(request.param)
+    return Contestant(chosen, devices[chosen.device_kind])
+
+
+@pytest.fixture(params=[name for name in BACKWARD if name.startswith("cpu")])
+def cpu_backward(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
+    return Contestant(get_kernel(request.param), devices["cpu"])
+
+
+@pytest.fixture(params=[name for name in BACKWARD if name.startswith("gpu")])
+def gpu_backward(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
     return Contestant(get_kernel(request.param), devices["gpu"])

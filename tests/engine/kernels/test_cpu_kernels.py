@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import astuple
 
 from engine.blas import blas_name, blas_threads, hold_blas, unpacked_product
 from engine.cpu import CpuDevice, open_cpu
@@ -23,11 +26,18 @@ from engine.running import Cancelled
 
 MIB = 1 << 20
 NAMES = [name for name in ("cpu-flash", "cpu-flash-jit", "cpu-naive") if get_kernel(name).missing() is None]
+BACKWARD = ["cpu-flash", "cpu-naive"]
 
 
-def traced_peak(name: str, problem: AttentionProblem, device: CpuDevice, stop_after: int | None = None) -> int:
+def traced_peak(
+    name: str,
+    problem: AttentionProblem,
+    device: CpuDevice,
+    stop_after: int | None = None,
+    inputs: Inputs | None = None,
+) -> int:
     """Bytes held at the peak of prepare and a run (to its end, or to the given look at should_stop), input included."""
-    inputs = seeded(problem, 0)
+    inputs = seeded(problem, 0) if inputs is None else inputs
     looks = 0
 
     def should_stop() -> bool:
@@ -45,7 +55,7 @@ def traced_peak(name: str, problem: AttentionProblem, device: CpuDevice, stop_af
             assert stop_after is not None
         finally:
             prepared.close()
-    return seen.peak_bytes + inputs.q.nbytes + inputs.k.nbytes + inputs.v.nbytes
+    return seen.peak_bytes + inputs.nbytes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,6 +78,67 @@ def test_memory_is_what_was_predicted(name: str, options: dict[str, Any]) -> Non
         predicted = get_kernel(name).predict(problem, device.limits)
         held = traced_peak(name, problem, device)
     assert abs(held - predicted) <= max(0.05 * predicted, 256 << 10), (held, predicted)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 4, "seq_q": 600},
+        {"heads": 4, "seq_q": 500, "causal": True, "head_dim": 128},
+        {"batch": 2, "heads": 8, "kv_heads": 2, "seq_q": 40, "seq_k": 900, "head_dim": 256, "head_dim_v": 16},
+        {"batch": 2, "heads": 2, "seq_q": 100, "seq_k": 3000, "key_mask": np.arange(6000).reshape(2, 3000) % 3 > 0},
+        {"heads": 8, "kv_heads": 1, "seq_q": 1, "seq_k": 20_000},
+        {"heads": 2, "seq_q": 600, "window": 100, "softcap": 10.0, "head_dim": 80},
+        {"heads": 1, "seq_q": 50_000, "seq_k": 4, "head_dim": 1, "causal": True},
+        {"heads": 1, "seq_q": 7, "head_dim": 3},
+    ],
+    ids=["plain", "causal", "grouped", "key_mask", "decode", "window", "many rows", "tiny"],
+)
+def test_memory_backward_is_what_was_predicted(name: str, options: dict[str, Any]) -> None:
+    """The forward pass, which is made first, and the gradient of the output included."""
+    problem = AttentionProblem(direction="backward", **options)
+    with open_cpu(threads=2) as device:
+        predicted = get_kernel(name).predict(problem, device.limits)
+        held = traced_peak(name, problem, device)
+    assert abs(held - predicted) <= max(0.05 * predicted, 256 << 10), (held, predicted)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"heads": 1}, {"heads": 32, "kv_heads": 2}], ids=str)
+@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("l2_bytes", [256 << 10, 64 * MIB])
+def test_scratch_of_flash_backward_at_most_doubles_with_the_sequence(
+    options: dict[str, Any], threads: int, l2_bytes: int
+) -> None:
+    """From where the keys of few heads are cut into as many strips as there ever are."""
+    limits = Limits(memory_bytes=1 << 50, threads=threads, l2_bytes=l2_bytes)
+    scratch = []
+    for seq in (4096 << n for n in range(6)):
+        problem = AttentionProblem(**{"heads": 4, "seq_q": seq, "head_dim": 64, "direction": "backward"} | options)
+        scratch.append(get_kernel("cpu-flash").predict(problem, limits) - problem.tensor_bytes)
+        partial = 15 * 4 * problem.heads * seq * 64
+        assert scratch[-1] <= threads * (8 * MIB) + partial
+    for shorter, longer in itertools.pairwise(scratch):
+        assert longer <= 2 * shorter, scratch
+
+
+def test_flash_backward_of_a_long_sequence_holds_what_it_predicts() -> None:
+    """The run is stopped when every buffer has been in use; a score matrix would be 1 GiB."""
+    problem = AttentionProblem(heads=1, seq_q=16_384, head_dim=16, causal=True, direction="backward")
+    inputs = seeded(problem, 0)
+    output, lse = (np.ones(shape, np.float32) for shape in (problem.output_shape, problem.output_shape[:3]))
+    with open_cpu(threads=2) as device:
+        predicted = get_kernel("cpu-flash").predict(problem, device.limits)
+        held = traced_peak("cpu-flash", problem, device, stop_after=8, inputs=replace(inputs, output=output, lse=lse))
+    assert held < problem.tensor_bytes + 48 * MIB
+    assert held <= predicted + max(0.05 * predicted, 256 << 10), (held, predicted)
+
+
+def test_naive_backward_holds_two_matrices_at_once() -> None:
+    problem = AttentionProblem(batch=2, heads=3, seq_q=100, seq_k=200, head_dim=8, direction="backward")
+    with open_cpu(threads=1) as device:
+        held = traced_peak("cpu-naive", problem, device)
+    assert held >= problem.tensor_bytes + 2 * problem.score_bytes
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "flash" in name])
@@ -108,6 +179,12 @@ def test_what_does_not_fit_is_refused_with_both_figures(name: str, words: str) -
     need = get_kernel(name).predict(problem, limits)
     assert 128 * MIB < need < 136 * MIB or name == "cpu-naive"
     assert ("8.1 GiB" if name == "cpu-naive" else f"{need / MIB:.1f} MiB") in reason
+    gradients = msgspec.structs.replace(problem, direction="backward")
+    reason = get_kernel(name).supports(gradients, Limits(memory_bytes=100 * MIB, threads=2, l2_bytes=MIB))
+    assert reason is not None
+    assert words in reason
+    assert "100.0 MiB" in reason
+    assert ("16.3 GiB" if name == "cpu-naive" else "MiB") in reason.partition(",")[0]
 
 
 def test_work_buffers_are_kept_from_run_to_run(cpu_kernel) -> None:
@@ -163,6 +240,80 @@ def test_results_do_not_depend_on_the_number_of_threads(name: str, options: dict
         np.testing.assert_array_equal(other.lse, results[0].lse)
 
 
+@pytest.mark.parametrize("name", BACKWARD)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 1, "seq_q": 1030, "head_dim": 33},
+        {"heads": 2, "kv_heads": 1, "seq_q": 600, "seq_k": 513, "causal": True},
+        {"heads": 6, "kv_heads": 2, "seq_q": 130, "seq_k": 65, "head_dim": 20, "window": 40, "softcap": 5.0},
+        {"heads": 4, "seq_q": 400, "seq_k": 700, "key_mask": np.arange(700)[None] % 7 > 2},
+    ],
+    ids=["one head", "grouped", "window", "key_mask"],
+)
+def test_gradients_do_not_depend_on_the_number_of_threads(name: str, options: dict[str, Any]) -> None:
+    problem = AttentionProblem(direction="backward", **options)
+    inputs = seeded(problem, 3)
+    results = []
+    for threads in (1, 2, 3):
+        with open_cpu(threads) as device:
+            prepared = get_kernel(name).prepare(problem, inputs, device)
+            for _ in range(2):
+                prepared.poison()
+                prepared.run()
+                results.append([gradient.copy() for gradient in astuple(prepared.gradients())])
+            prepared.close()
+    for other in results[1:]:
+        for gradient, first in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(gradient, first)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_a_backward_run_stops_in_the_middle(name: str) -> None:
+    """Wherever it is asked to; and the next run is whole."""
+    problem = AttentionProblem(heads=8, kv_heads=4, seq_q=600, head_dim=16, causal=True, direction="backward")
+    with open_cpu(threads=1) as device:
+        prepared = get_kernel(name).prepare(problem, seeded(problem, 0), device)
+        looks = iter(range(1000))
+        prepared.run(should_stop=lambda: next(looks) < 0)
+        whole = [gradient.copy() for gradient in astuple(prepared.gradients())]
+        for stop_at in (0, 1, 2, 5, next(looks) - 1):
+            prepared.poison()
+            looks = iter(range(1000))
+            with pytest.raises(Cancelled):
+                prepared.run(should_stop=lambda looks=looks, stop_at=stop_at: next(looks) >= stop_at)
+            assert next(looks) == stop_at + 1  # nobody asked again
+        prepared.poison()
+        prepared.run()
+        for gradient, expected in zip(astuple(prepared.gradients()), whole, strict=True):
+            np.testing.assert_array_equal(gradient, expected)
+        prepared.close()
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_a_stop_on_the_way_back_leaves_blas_and_threads_as_found(name: str) -> None:
+    problem = AttentionProblem(heads=8, kv_heads=4, seq_q=600, head_dim=16, causal=True, direction="backward")
+    before = threading.enumerate()
+    with hold_blas(2):
+        found = blas_threads()
+        with open_cpu(threads=3) as device:
+            prepared = get_kernel(name).prepare(problem, seeded(problem, 0), device)
+            during: list[int | None] = []
+
+            def look() -> bool:
+                during.append(blas_threads())
+                return True
+
+            with pytest.raises(Cancelled):
+                prepared.run(should_stop=look)
+            assert during == [1]
+            assert blas_threads() == found
+            prepared.run()
+            assert all(np.isfinite(gradient).all() for gradient in astuple(prepared.gradients()))
+            prepared.close()
+    assert threading.enumerate() == before
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_short_items_stay_on_one_thread(name: str) -> None:
     """Handing work to threads costs more than a short problem; and short items of NumPy's are mostly Python."""
@@ -214,6 +365,27 @@ def test_blas_and_threads_come_back_after_an_error(cpu_kernel, monkeypatch: pyte
     monkeypatch.undo()
     prepared.run()
     prepared.close()
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_blas_comes_back_after_an_error_on_the_way_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = AttentionProblem(heads=4, seq_q=100, head_dim=16, direction="backward")
+    found = blas_threads()
+
+    def broken(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    with open_cpu(threads=2) as device:
+        prepared = get_kernel(name).prepare(problem, seeded(problem, 0), device)
+        for method in ("_strip", "_of_keys"):
+            monkeypatch.setattr(type(prepared), method, broken, raising=False)
+        with pytest.raises(MemoryError, match="no room"):
+            prepared.run()
+        assert blas_threads() == found
+        monkeypatch.undo()
+        prepared.run()
+        assert all(np.isfinite(gradient).all() for gradient in astuple(prepared.gradients()))
+        prepared.close()
 
 
 def test_values_near_the_top_of_float32_do_not_overflow(cpu_kernel) -> None:

@@ -180,7 +180,11 @@ def test_one_matrix_just_above_the_limit_is_refused_with_both_figures(kernel) ->
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("tensor", ["k", "v"])
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 9}], ids=["full", "causal", "window"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": 9}, {"window": 9, "softcap": 5.0}],
+    ids=["full", "causal", "window", "soft cap"],
+)
 def test_a_bad_key_reaches_exactly_the_rows_that_see_it(
     kernel, bad: float, tensor: str, options: dict[str, Any]
 ) -> None:
@@ -197,8 +201,9 @@ def test_a_bad_key_reaches_exactly_the_rows_that_see_it(
     assert np.isfinite(got.output[0, 0]).all()
 
 
-def test_a_bad_query_reaches_its_own_row_alone(kernel) -> None:
-    problem = AttentionProblem(heads=2, seq_q=40, head_dim=16)
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}], ids=["plain", "soft cap"])
+def test_a_bad_query_reaches_its_own_row_alone(kernel, options: dict[str, Any]) -> None:
+    problem = AttentionProblem(heads=2, seq_q=40, head_dim=16, **options)
     inputs = seeded(problem, 16)
     inputs.q[0, 1, 7, 3] = np.nan
     got = kernel.run(problem, inputs)

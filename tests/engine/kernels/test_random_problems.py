@@ -1,4 +1,4 @@
-"""Random problems against the reference, and what holds for every problem, for all four kernels."""
+"""Random problems against the reference, and what holds for every problem, for all four kernels, there and back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from engine.inputs import Inputs, seeded
 from engine.problem import AttentionProblem, KeyMask
@@ -119,3 +120,70 @@ def test_shifting_all_scores_of_a_row_changes_nothing(
     np.testing.assert_allclose(after.output, before.output, rtol=0, atol=2e-4)
     seen = np.isfinite(before.lse)
     np.testing.assert_allclose(after.lse[seen] - before.lse[seen], plain.scale * shift, rtol=0, atol=2e-4)
+
+
+FEWER: dict[str, Any] = FEW | {"max_examples": 8}
+
+
+def back(problem: AttentionProblem) -> AttentionProblem:
+    return msgspec.structs.replace(problem, direction="backward")
+
+
+@given(problem=LARGE, **ANY)
+@example(problem=HARD, seed=0, size=5.0)
+@settings(max_examples=30, **COMMON)
+def test_gradients_of_cpu_kernels_on_random_problems(
+    cpu_backward, problem: AttentionProblem, seed: int, size: float
+) -> None:
+    cpu_backward.check_gradients(back(problem), drawn(back(problem), seed, size))
+
+
+@given(problem=SMALL, **ANY)
+@settings(max_examples=20, **COMMON)
+def test_gradients_of_gpu_kernels_on_random_problems(
+    gpu_backward, problem: AttentionProblem, seed: int, size: float
+) -> None:
+    gpu_backward.check_gradients(back(problem), drawn(back(problem), seed, size))
+
+
+@given(problem=SMALL, power=st.integers(-30, 30), seed=st.integers(0, 999))
+@settings(**FEWER)
+def test_gradients_grow_with_that_of_the_output(
+    backward_kernel, problem: AttentionProblem, power: int, seed: int
+) -> None:
+    """By the very factor, where that is a power of two, since they are linear in it."""
+    inputs = seeded(back(problem), seed)
+    assert inputs.grad_output is not None
+    larger = replace(inputs, grad_output=inputs.grad_output * np.float32(2.0**power))
+    for one, other in zip(
+        astuple(backward_kernel.gradients(back(problem), inputs)),
+        astuple(backward_kernel.gradients(back(problem), larger)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(other, one * np.float32(2.0**power), rtol=0, atol=1e-6 * 2.0**power)
+
+
+@given(problem=SMALL, seed=st.integers(0, 999))
+@settings(**FEWER)
+def test_gradients_of_a_row_of_scores_sum_to_nothing(backward_kernel, problem: AttentionProblem, seed: int) -> None:
+    """A column of ones in K: dQ there is the sum of a row's gradients of scores, which a shift leaves as they were."""
+    plain = msgspec.structs.replace(back(problem), softcap=None)
+    inputs = seeded(plain, seed)
+    inputs.k[..., -1] = 1
+    got = backward_kernel.check_gradients(plain, inputs)
+    np.testing.assert_allclose(got.dq[..., -1], 0, rtol=0, atol=2e-5 * max(1, abs(plain.scale)))
+
+
+@given(problem=SMALL.filter(lambda p: not p.causal), seed=st.integers(0, 999))
+@settings(**FEWER)
+def test_gradients_go_with_their_keys(backward_kernel, problem: AttentionProblem, seed: int) -> None:
+    problem = back(problem)
+    inputs = seeded(problem, seed)
+    order = np.random.default_rng(seed).permutation(problem.seq_k)
+    mask = None if problem.key_mask is None else KeyMask.pack(problem.key_mask.unpack()[:, order])
+    turned_problem = msgspec.structs.replace(problem, key_mask=mask)
+    turned = replace(inputs, k=inputs.k[:, :, order].copy(), v=inputs.v[:, :, order].copy())
+    before = backward_kernel.check_gradients(problem, inputs)
+    after = backward_kernel.check_gradients(turned_problem, turned)
+    for one, other in zip((before.dq, before.dk[:, :, order], before.dv[:, :, order]), astuple(after), strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-4)

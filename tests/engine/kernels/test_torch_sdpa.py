@@ -26,6 +26,7 @@ from engine.kernels.registry import get_kernel, installed_kernels, kernel_names
 from engine.kernels.torch_sdpa import TorchSdpa, TorchSdpaCuda
 from engine.measure.peaks import Peak, Peaks
 from engine.measure.verify import expect, verify
+from engine.measure.verify_backward import expect_gradients
 from engine.problem import AttentionProblem
 from engine.running import Cancelled
 
@@ -128,6 +129,128 @@ def test_arrays_that_cannot_be_written_are_taken(place: str) -> None:
     run = prepared(problem, open_cuda() if "card" in place else cpu(), inputs)
     run.run()
     assert verify(expect(problem, inputs), run.outputs().output).verified
+
+
+def back(problem: AttentionProblem) -> AttentionProblem:
+    return msgspec.structs.replace(problem, direction="backward")
+
+
+@pytest.mark.parametrize("which", PROBLEMS)
+def test_the_gradients_are_the_references(which: str, place: str) -> None:
+    problem = back(AttentionProblem(**{"heads": 6, "seq_q": 33, "head_dim": 16} | PROBLEMS[which]))
+    device = open_cuda() if "card" in place else cpu()
+    inputs = seeded(problem, 1)
+    run = prepared(problem, device, inputs)
+    assert np.isnan(run.gradients().dq).all()
+    timing = run.run(3)
+    got = run.gradients()
+    for gradient, shape in ((got.dq, problem.q_shape), (got.dk, problem.k_shape), (got.dv, problem.v_shape)):
+        assert (gradient.dtype, gradient.shape, gradient.flags.c_contiguous) == (np.float32, shape, True)
+    assert (verdict := expect_gradients(problem, inputs).verdict(got)).verified, verdict.message
+    assert (timing.gpu_ms is not None) == ("card" in place)
+    run.poison()
+    assert np.isnan(run.gradients().dv).all()
+    run.close()
+    run.close()
+
+
+def test_garbage_in_hidden_positions_does_not_leak_into_gradients(place: str) -> None:
+    problem = back(AttentionProblem(heads=2, seq_q=33, head_dim=16, key_mask=hidden(33, 5, 6, 7)))
+    inputs = seeded(problem, 0)
+    inputs.k[:, :, 5:7] = np.nan
+    inputs.v[:, :, 6:8] = np.inf
+    run = prepared(problem, open_cuda() if "card" in place else cpu(), inputs)
+    run.run()
+    got = run.gradients()
+    assert expect_gradients(problem, inputs).verdict(got).verified
+    assert not got.dk[:, :, 5:8].any()
+    assert not got.dv[:, :, 5:8].any()
+
+
+def test_gradients_are_not_confused_with_output(on_cpu: StandIn) -> None:
+    problem = AttentionProblem(heads=2, seq_q=9, head_dim=8)
+    with pytest.raises(TypeError, match="gives no gradients"):
+        prepared(problem, cpu()).gradients()
+    with pytest.raises(TypeError, match="gives gradients"):
+        prepared(back(problem), cpu()).outputs()
+
+
+def test_the_quickest_backend_is_raced_backward_too(on_cpu: StandIn) -> None:
+    """Rows that see nothing included: what a backend keeps of its output is not written to."""
+    for options in ({}, {"causal": True, "key_mask": hidden(9, 0)}):
+        run = prepared(back(AttentionProblem(heads=2, seq_q=9, head_dim=8, **options)), cpu())
+        assert run.variant.startswith("flash"), options
+        on_cpu.asked.clear()
+        run.run(4)
+        assert on_cpu.asked == [("flash", 2, "highest")] * 4
+    assert (on_cpu.threads, on_cpu.precision, on_cpu.grad_enabled) == (7, "high", False)
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_each_backend_goes_back_where_rows_see_nothing(
+    backend: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "card" in place and backend == "flash":
+        backend = "efficient"  # of a card, whose flash is for halves
+    for of_place in ("_Cpu", "_Card"):
+        monkeypatch.setattr(f"engine.kernels.torch_sdpa.{of_place}.backends", (backend,))
+    problem = back(AttentionProblem(heads=2, seq_q=33, head_dim=16, causal=True, key_mask=hidden(33, 0)))
+    inputs = seeded(problem, 3)
+    run = prepared(problem, open_cuda() if "card" in place else cpu(), inputs)
+    assert run.variant.startswith(backend)
+    run.run()
+    got = run.gradients()
+    assert (verdict := expect_gradients(problem, inputs).verdict(got)).verified, verdict.message
+    assert not got.dq[:, :, 0].any()
+
+
+def test_a_backend_that_makes_finite_gradients_nonfinite_is_not_raced(on_cpu: StandIn) -> None:
+    on_cpu.spoilt = {"flash"}
+    assert prepared(back(AttentionProblem(heads=2, seq_q=9, head_dim=8)), cpu()).variant == "math"
+
+
+def test_repeated_keys_and_values_are_summed_on_the_way_back(on_card: StandIn) -> None:
+    problem = back(AttentionProblem(heads=4, kv_heads=1, seq_q=9, head_dim=8))
+    inputs = seeded(problem, 2)
+    run = prepared(problem, open_cuda(), inputs)
+    assert run.variant == "efficient, K and V repeated"
+    run.run()
+    assert (verdict := expect_gradients(problem, inputs).verdict(run.gradients())).verified, verdict.message
+    run.close()
+
+
+def test_a_stop_is_heard_between_two_backward_runs(on_cpu: StandIn) -> None:
+    run = prepared(back(AttentionProblem(heads=2, seq_q=9, head_dim=8)), cpu())
+    on_cpu.asked.clear()
+    answers = iter([False, False, True])
+    with pytest.raises(Cancelled):
+        run.run(5, lambda: next(answers))
+    assert len(on_cpu.asked) == 2
+    run.run()
+    assert np.isfinite(run.gradients().dk).all()
+
+
+@pytest.mark.parametrize(("card", "workspace"), [(None, 5_000), (CARD, 7_000)])
+def test_memory_backward_counts_the_pass_it_goes_back(
+    card: str | None, workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in_torch.install(monkeypatch, card)
+    problem = back(AttentionProblem(heads=2, seq_q=9, head_dim=8, window=3, key_mask=hidden(9, 0)))
+    used = prepared(problem, open_cuda() if card else cpu()).memory()
+    assert used is not None
+    mask, blind, tensor = 9 * 9, 9, 4 * 2 * 9 * 8
+    both_passes = (tensor + workspace) + (3 * tensor + workspace)
+    assert used.peak_bytes == 4 * tensor + mask + blind + both_passes
+    assert used.scratch_bytes == used.peak_bytes - problem.tensor_bytes
+    assert TorchSdpa().predict(problem, ROOMY) == problem.tensor_bytes + mask
+
+
+def test_pytorchs_own_count_of_its_memory_backward(place: str) -> None:
+    problem = back(AttentionProblem(heads=2, seq_q=64, head_dim=16))
+    used = prepared(problem, open_cuda() if "card" in place else cpu()).memory()
+    assert used is not None
+    assert problem.tensor_bytes <= used.peak_bytes == problem.tensor_bytes + used.scratch_bytes
+    assert used.scratch_bytes < 1 << 20
 
 
 def test_half_precision_on_a_card(on_card: StandIn) -> None:
@@ -291,6 +414,8 @@ def test_what_pytorch_cannot_do_is_refused_in_a_sentence(kernel: TorchSdpa | Tor
     half = AttentionProblem(heads=2, seq_q=9, head_dim=8, dtype="f16")
     refused = kernel.supports(half, ROOMY)
     assert refused == (None if "cuda" in kernel.name else "torch-sdpa works in f32, not f16")
+    assert kernel.supports(back(half), ROOMY) == f"{kernel.name} is raced backward in f32 only, not f16"
+    assert kernel.supports(back(capped), ROOMY) == "PyTorch's scaled_dot_product_attention has no soft cap"
 
 
 def test_it_gives_no_log_sum_exp(on_cpu: StandIn) -> None:

@@ -1,0 +1,212 @@
+"""The GPU's backward passes: what they hold, which form is compiled, and the paths that only some devices take."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import astuple
+
+from engine.devices import Limits
+from engine.gpu.device import GpuDevice, open_gpu
+from engine.inputs import Inputs, seeded
+from engine.kernels.base import Gradients
+from engine.kernels.gpu_flash_backward import choose_tiles, scratch_bytes
+from engine.kernels.gpu_naive import groups
+from engine.kernels.registry import get_kernel
+from engine.measure.verify_backward import expect_gradients
+from engine.problem import AttentionProblem
+
+KIB, MIB = 1 << 10, 1 << 20
+NAMES = ["gpu-flash", "gpu-naive"]
+
+
+def limits(**changes: object) -> Limits:
+    return msgspec.structs.replace(open_gpu().limits, **changes)
+
+
+def backward(**options: Any) -> AttentionProblem:
+    return AttentionProblem(direction="backward", **options)
+
+
+def check(name: str, problem: AttentionProblem, inputs: Inputs, device: GpuDevice) -> Gradients:
+    """Gradients and ledger must be the reference's and the prediction's."""
+    kernel = get_kernel(name)
+    assert kernel.supports(problem, device.limits) is None
+    prepared = kernel.prepare(problem, inputs, device)
+    try:
+        prepared.poison()
+        prepared.run()
+        got = prepared.gradients()
+        memory = prepared.memory()
+        assert prepared.readback_ms is not None
+    finally:
+        prepared.close()
+    verdict = expect_gradients(problem, inputs).verdict(got)
+    assert verdict.verified, f"{name} on {problem}: {verdict}"
+    assert memory is not None
+    assert memory.peak_bytes == kernel.predict(problem, device.limits)
+    assert memory.scratch_bytes == memory.peak_bytes - problem.tensor_bytes
+    return got
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 2, "seq_q": 64, "head_dim": 32},
+        {"heads": 6, "kv_heads": 2, "seq_q": 21, "seq_k": 45, "head_dim": 12, "head_dim_v": 33, "causal": True},
+        {"batch": 2, "heads": 1, "seq_q": 33, "head_dim": 3, "key_mask": np.arange(66).reshape(2, 33) % 5 > 1},
+        {"heads": 1, "seq_q": 1, "seq_k": 1, "head_dim": 1},
+    ],
+    ids=["plain", "grouped", "key_mask", "one"],
+)
+def test_the_ledger_is_the_prediction(name: str, options: dict[str, Any]) -> None:
+    problem = backward(**options)
+    check(name, problem, seeded(problem, 1), open_gpu())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("limit", [7, 64])
+@pytest.mark.parametrize("options", [{}, {"key_mask": np.arange(40)[None].repeat(3, 0) % 3 > 0}], ids=["full", "mask"])
+def test_a_grid_beyond_the_limit_is_folded(
+    name: str, limit: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = open_gpu()
+    monkeypatch.setattr(device, "limits", limits(workgroups_per_dimension=limit))
+    problem = backward(batch=3, heads=5, seq_q=40, head_dim=8, **options)  # 45 workgroups of gpu-flash, and more
+    check(name, problem, seeded(problem, 6), device)
+
+
+@pytest.mark.parametrize("pairs_in_a_buffer", [1, 4, 100])
+@pytest.mark.parametrize("seq_k", [44, 45])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_groups_that_straddle_score_buffers(
+    pairs_in_a_buffer: int, seq_k: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dK and dV of a group are summed over all buffers that its heads' matrices are in."""
+    problem = backward(batch=2, heads=6, kv_heads=kv_heads, seq_q=46, seq_k=seq_k, head_dim=3, causal=True)
+    device = open_gpu()
+    one = (4 * 46 * seq_k + 15) // 16 * 16
+    small = limits(binding_bytes=pairs_in_a_buffer * one)
+    monkeypatch.setattr(device, "limits", small)
+    first_pairs = [first for first, _ in groups(problem, small)]
+    if pairs_in_a_buffer < 100:
+        assert any(first % problem.group for first in first_pairs), "no group straddles two buffers"
+    inputs = seeded(problem, 8)
+    assert inputs.grad_output is not None
+    inputs.grad_output[:] *= np.arange(1, 13, dtype=np.float32).reshape(2, 6, 1, 1)
+    got = check("gpu-naive", problem, inputs, device)
+    monkeypatch.undo()
+    for one_of, other in zip(astuple(got), astuple(check("gpu-naive", problem, inputs, open_gpu())), strict=True):
+        np.testing.assert_allclose(one_of, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"heads": 1}, {"heads": 32, "kv_heads": 2}], ids=str)
+@pytest.mark.parametrize("software", [True, False])
+def test_scratch_of_flash_at_most_doubles_with_the_sequence(options: dict[str, Any], software: bool) -> None:
+    roomy = limits(memory_bytes=1 << 50, binding_bytes=1 << 40, buffer_bytes=1 << 40, software=software)
+    for head_dim in (64, 80, 256):
+        scratch = []
+        for seq in (64 << n for n in range(10)):
+            problem = backward(**{"heads": 4, "seq_q": seq, "head_dim": head_dim} | options)
+            scratch.append(get_kernel("gpu-flash").predict(problem, roomy) - problem.tensor_bytes)
+        for shorter, longer in itertools.pairwise(scratch):
+            assert longer <= 2 * shorter, scratch
+        assert scratch[-1] < 4 * problem.tensor_bytes
+
+
+@pytest.mark.parametrize("kib", [16, 32, 48])
+@pytest.mark.parametrize("software", [False, True])
+def test_every_head_dim_finds_tiles_within_the_workgroup_memory(kib: int, software: bool) -> None:
+    device = limits(workgroup_bytes=kib * KIB, software=software)
+    for head_dim, head_dim_v in [(d, d) for d in range(1, 257)] + [(1, 256), (256, 1), (64, 128)]:
+        tiles = choose_tiles(backward(seq_q=8, head_dim=head_dim, head_dim_v=head_dim_v), device)
+        assert tiles is not None, (head_dim, head_dim_v)
+        assert max(tiles.workgroup_bytes(own) for own in ("queries", "keys")) <= kib * KIB
+        assert tiles.threads <= device.workgroup_threads
+        assert tiles.depth >= max(head_dim, head_dim_v)
+        assert tiles.depth % tiles.unroll == 0
+        assert tiles.lanes % tiles.value_unroll == 0
+        assert 4 * tiles.value_stride >= max(head_dim, head_dim_v)
+
+
+def test_without_workgroup_memory_it_is_refused_with_the_figure() -> None:
+    reason = get_kernel("gpu-flash").supports(backward(seq_q=8, head_dim=256), limits(workgroup_bytes=1000))
+    assert reason == "no tile fits this device's 1000 bytes of workgroup memory"
+
+
+def test_large_heads_are_right_in_little_workgroup_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_gpu()
+    monkeypatch.setattr(device, "limits", limits(workgroup_bytes=8 * KIB))
+    problem = backward(heads=1, seq_q=19, seq_k=45, head_dim=66, causal=True)
+    tiles = choose_tiles(problem, device.limits)
+    assert tiles is not None
+    assert tiles.rows < 16
+    check("gpu-flash", problem, seeded(problem, 4), device)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_gpu()
+    monkeypatch.setattr(device, "limits", limits(software=False))
+    problem = backward(heads=4, kv_heads=2, seq_q=40, seq_k=70, head_dim=4, head_dim_v=7, softcap=5.0, window=30)
+    check(name, problem, seeded(problem, 5), device)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_bounds_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_gpu()
+    monkeypatch.setattr(device, "checks", False)
+    problem = backward(heads=2, seq_q=37, head_dim=20)
+    check(name, problem, seeded(problem, 7), device)
+
+
+def test_scratch_beyond_the_binding_limit_is_refused_with_both_figures() -> None:
+    problem = backward(heads=8, seq_q=64, seq_k=65_536, head_dim=64)
+    tight = limits(binding_bytes=128 * MIB)
+    reason = get_kernel("gpu-flash").supports(problem, tight)
+    assert reason is not None
+    assert "256.0 MiB" in reason
+    assert "128.0 MiB" in reason
+    tiles = choose_tiles(problem, tight)
+    assert tiles is not None
+    assert any(label in reason for label in scratch_bytes(problem, tiles))
+    assert get_kernel("gpu-flash").supports(backward(heads=8, seq_q=64, seq_k=32_768, head_dim=64), tight) is None
+
+
+def test_a_pair_beyond_the_binding_limit_is_refused_with_both_figures() -> None:
+    tight = limits(binding_bytes=128 * MIB)
+    assert get_kernel("gpu-naive").supports(backward(heads=1, seq_q=5_792, head_dim=8), tight) is None
+    reason = get_kernel("gpu-naive").supports(backward(heads=1, seq_q=5_793, head_dim=8), tight)
+    assert reason == "one pair's score matrix needs 128.0 MiB, this device's binding limit is 128.0 MiB"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_of_rows_beyond_the_binding_limit_are_refused_with_both_figures(name: str) -> None:
+    """Two numbers a row are more than its query where head_dim is 1."""
+    tight = limits(binding_bytes=128 * MIB, memory_bytes=1 << 40)
+    reason = get_kernel(name).supports(backward(heads=1024, seq_q=20_000, seq_k=1, head_dim=1), tight)
+    assert reason is not None
+    assert "this device's binding limit is 128.0 MiB" in reason
+    assert "needs 156.2 MiB" in reason or name == "gpu-flash"
+
+
+@pytest.mark.parametrize(("name", "figure"), [("gpu-flash", "MiB"), ("gpu-naive", "8.50 GiB")])
+def test_what_passes_the_memory_limit_is_refused_with_both_figures(name: str, figure: str) -> None:
+    reason = get_kernel(name).supports(backward(heads=64, seq_q=4096), limits(memory_bytes=100 * MIB))
+    assert reason is not None
+    assert reason.startswith(name)
+    assert figure in reason
+    assert "the memory limit is 100.0 MiB" in reason
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_problem_that_fits_alone_is_not_refused(name: str) -> None:
+    problem = backward(heads=2, seq_q=256, head_dim=64)
+    need = get_kernel(name).predict(problem, limits())
+    assert get_kernel(name).supports(problem, limits(memory_bytes=need)) is None
+    assert get_kernel(name).supports(problem, limits(memory_bytes=need - 1)) is not None
