@@ -66,6 +66,7 @@ _VECTOR = 16  # rows in a vector of AVX-512
 _FEW_TOGETHER, _FEW_L2_TIMES = 256, 0.5  # with stacks: keys of a tile, of several products, for fewer calls of NumPy
 _LEAST_KEYS = 32  # of a product; with fewer, calling NumPy costs more than packing
 _ALL = slice(None)
+_ROW_BYTES = 96  # of each row while its block is computed: which keys it sees, its maximum and total, their making
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
 _LEAST = 1e-20  # sum of all its weights below which they fall short of it by so far that the least ones are lost
@@ -96,6 +97,7 @@ class CpuFlash(Kernel):
         (stacks, rows), keys = _stacks(problem, blocks), blocks.keys
         workspace = 4 * (heads * stacks * rows * (keys + width + 2 * width_v) + keys * (width + heads * width_v + 1))
         workspace += Hidden.nbytes(blocks.rows * blocks.heads if problem.causal else 0, keys)
+        workspace += _ROW_BYTES * heads * stacks * rows
         if problem.key_mask is not None:
             workspace += 4 * heads * keys * (problem.head_dim + problem.head_dim_v)  # gathered
         numbers = sum(keys.nbytes for keys in shown_keys(problem))
