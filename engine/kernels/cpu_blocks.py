@@ -20,7 +20,6 @@ from engine.problem import AttentionProblem
 _TRIED_ROWS, _TRIED_KEYS, _TRIED_EDGES = (128, 256, 512, 1024), (256, 512, 1024), (64, 128, 256)
 _MIN_ROWS, _MAX_ROWS = 64, 1024  # query rows of a block
 _ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
-_ENOUGH_FLOPS = 20_000_000  # of a block, some 300 µs of work, to be worth a block of its own
 
 KeyNumbers = NDArray[np.intp]
 
@@ -53,7 +52,7 @@ class BlockSizes(msgspec.Struct, frozen=True):
             return self if found is None else msgspec.convert(found, BlockSizes)
         return self
 
-    def candidates(self, problem: AttentionProblem) -> list[BlockSizes]:
+    def candidates(self, problem: AttentionProblem, enough_flops: int) -> list[BlockSizes]:
         """Return these sizes, then others that cut the problem otherwise, those with as many scores a tile first."""
         edges = _TRIED_EDGES if problem.causal else (self.edge_keys,)
         tried = sorted(
@@ -62,7 +61,7 @@ class BlockSizes(msgspec.Struct, frozen=True):
         )
         cuts: dict[Blocks, BlockSizes] = {}
         for sizes in (self, *tried):
-            cuts.setdefault(Blocks.of(problem, sizes), sizes)
+            cuts.setdefault(Blocks.of(problem, sizes, enough_flops), sizes)
         return list(cuts.values())
 
 
@@ -82,16 +81,17 @@ class Blocks:
     head_blocks: int  # over the whole batch
 
     @classmethod
-    def of(cls, problem: AttentionProblem, sizes: BlockSizes) -> Blocks:
+    def of(cls, problem: AttentionProblem, sizes: BlockSizes, enough_flops: int) -> Blocks:
         """Cut into blocks of those sizes, smaller ones where there would be few to share out.
 
-        Short heads of one group share a block, and with it the loading of keys and values.
+        ``enough_flops`` is the work that is worth a block of its own: smaller ones are not made for that. Short heads
+        of one group share a block, and with it the loading of keys and values.
         """
         most = sizes.rows
         while (
             most > _MIN_ROWS
             and problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS
-            and _flops(problem, most // 2) >= _ENOUGH_FLOPS
+            and _flops(problem, most // 2) >= enough_flops
         ):
             most //= 2
         row_blocks = -(-problem.seq_q // most)
@@ -100,12 +100,12 @@ class Blocks:
         keys = min(problem.seq_k, sizes.keys)
         return cls(rows, heads, 1, keys, min(keys, sizes.edge_keys), row_blocks, problem.pairs // heads)
 
-    def joined(self, problem: AttentionProblem, sizes: BlockSizes) -> Blocks:
+    def joined(self, problem: AttentionProblem, sizes: BlockSizes, enough_flops: int) -> Blocks:
         """Return the cut with several groups to a block, where one has so little work that handing it out counts."""
         if self.row_blocks > 1 or self.heads < problem.group:
             return self
         rows = self.rows * self.heads
-        most = min(_ENOUGH_FLOPS // _flops(problem, rows), sizes.rows * sizes.keys // (rows * self.keys))
+        most = min(enough_flops // _flops(problem, rows), sizes.rows * sizes.keys // (rows * self.keys))
         groups = max(n for n in range(1, problem.kv_heads + 1) if problem.kv_heads % n == 0 and (n == 1 or n <= most))
         return replace(self, groups=groups, head_blocks=self.head_blocks // groups)
 

@@ -65,8 +65,9 @@ _STACK = 64  # rows: four vectors of AVX-512, what its kernels for small product
 _VECTOR = 16  # rows in a vector of AVX-512
 _FEW_TOGETHER, _FEW_L2_TIMES = 256, 0.5  # with stacks: keys of a tile, of several products, for fewer calls of NumPy
 _LEAST_KEYS = 32  # of a product; with fewer, calling NumPy costs more than packing
+_ENOUGH_FLOPS = 150_000_000  # of a block; threads with less to do at a time wait for one another's Python
 _ALL = slice(None)
-_ROW_BYTES = 96  # of each row while its block is computed: which keys it sees, its maximum and total, their making
+_SIGHT_BYTES, _TOTALS_BYTES = 48, 24  # of each row: which keys it sees; its maximum and totals, and their making
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
 _LEAST = 1e-20  # sum of all its weights below which they fall short of it by so far that the least ones are lost
@@ -82,7 +83,7 @@ class CpuFlash(Kernel):
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
         """Return the block sizes worth measuring, those for this L2 first; backward there is no choice."""
-        return [] if problem.backward else [*_default(problem, limits).candidates(problem)]
+        return [] if problem.backward else [*_default(problem, limits).candidates(problem, _ENOUGH_FLOPS)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: not float32, or more memory than the limit."""
@@ -97,7 +98,7 @@ class CpuFlash(Kernel):
         (stacks, rows), keys = _stacks(problem, blocks), blocks.keys
         workspace = 4 * (heads * stacks * rows * (keys + width + 2 * width_v) + keys * (width + heads * width_v + 1))
         workspace += Hidden.nbytes(blocks.rows * blocks.heads if problem.causal else 0, keys)
-        workspace += _ROW_BYTES * heads * stacks * rows
+        workspace += (_SIGHT_BYTES + _TOTALS_BYTES * heads) * stacks * rows
         if problem.key_mask is not None:
             workspace += 4 * heads * keys * (problem.head_dim + problem.head_dim_v)  # gathered
         numbers = sum(keys.nbytes for keys in shown_keys(problem))
@@ -387,7 +388,7 @@ def _default(problem: AttentionProblem, limits: Limits) -> BlockSizes:
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
     sizes = _default(problem, limits).or_tuned(CpuFlash.name, problem, limits)
-    return Blocks.of(problem, sizes).joined(problem, sizes)
+    return Blocks.of(problem, sizes, _ENOUGH_FLOPS).joined(problem, sizes, _ENOUGH_FLOPS)
 
 
 def _stacks(problem: AttentionProblem, blocks: Blocks) -> tuple[int, int]:

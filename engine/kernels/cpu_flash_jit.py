@@ -38,6 +38,7 @@ _KEYS, _EDGE_KEYS, _L2_TIMES = 512, 128, 4.0
 # where BLAS need not pack; keys are columns there, whose places in L1 coincide if they are a power of two apart
 _FEW_KEYS, _FEW_EDGE_KEYS, _FEW_L2_TIMES = 192, 96, 0.4
 _LEAST_ROWS = 16  # of a product, to be worth a call
+_ENOUGH_FLOPS = 20_000_000  # of a block, some 150 to 300 µs of work
 _ITEM_FLOPS = 4e6  # of a work item, where blocks are shorter: some 60 µs, a dozen times what handing it out costs
 _SCORES_AT_ONCE = 1 << 22  # computed between two looks at should_stop: some 20 ms
 
@@ -64,7 +65,7 @@ class CpuFlashJit(Kernel):
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
         """Return the block sizes worth measuring, those for this L2 first."""
-        return [*_default(problem, limits).candidates(problem)]
+        return [*_default(problem, limits).candidates(problem, _ENOUGH_FLOPS)]
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: backward, not float32, or more memory than the limit."""
@@ -148,7 +149,8 @@ def _default(problem: AttentionProblem, limits: Limits) -> BlockSizes:
 
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
-    return Blocks.of(problem, _default(problem, limits).or_tuned(CpuFlashJit.name, problem, limits))
+    sizes = _default(problem, limits).or_tuned(CpuFlashJit.name, problem, limits)
+    return Blocks.of(problem, sizes, _ENOUGH_FLOPS)
 
 
 def _few_rows(problem: AttentionProblem, keys: int) -> int:
