@@ -70,6 +70,7 @@ _ALL = slice(None)
 _SIGHT_BYTES, _TOTALS_BYTES = 48, 24  # of each row: which keys it sees; its maximum and totals, and their making
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
+_MOST_IN_ALL = 1e30  # sum of all its weights above which they may be beyond float32, or times their values
 _LEAST = 1e-20  # sum of all its weights below which they fall short of it by so far that the least ones are lost
 
 
@@ -214,7 +215,7 @@ class _PreparedFlash(Prepared):
                     softmax.add(tile, k[:, index], v[:, index])
                 else:
                     self._add_nonfinite(softmax, sight, tile, k[:, index], v[:, index], work)
-            if not (softmax.by_row(softmax.totals) < _LEAST)[:, ~sight.blind].any():
+            if softmax.sound(~sight.blind, finite):
                 break
 
         output = self._output[batch, heads, rows].reshape(groups, -1, problem.head_dim_v)
@@ -271,7 +272,8 @@ class _OnlineSoftmax:
 
     def begin(self, seeing: NDArray[np.bool_] | None) -> None:
         """Begin, or begin again with a maximum from each row's first tile on; ``seeing`` [rows] see any key at all."""
-        self._careful = seeing is not None  # while some row has no score yet, and once a tile has exceeded a maximum
+        self._exact = seeing is not None  # else ``sound`` tells at the end whether it went well
+        self._careful = self._exact  # while some row has no score yet, and once a tile has exceeded a maximum
         self._exceeded = False
         self._shifted = False  # whether any maximum is not 0
         self._fresh = np.zeros(self.totals.shape, np.bool_)  # rows without a score so far
@@ -313,7 +315,7 @@ class _OnlineSoftmax:
             weights *= self._factor
         np.exp(weights, out=weights)
         tile_totals = np.matmul(self._ones[: weights.shape[2]], weights)
-        if not careful and not tile_totals.max() <= _MOST:
+        if self._exact and not careful and not tile_totals.max() <= _MOST:
             self._careful = self._exceeded = True
             return self.add(tile, keys, values)
         totals, sums = self.totals[at[:2] + at[3:]], self.sums[at]
@@ -322,6 +324,12 @@ class _OnlineSoftmax:
         for few in self._products(weights):
             sums += np.matmul(turned[..., few], weights[:, :, few], out=tile_sums)
         return weights
+
+    def sound(self, seeing: NDArray[np.bool_], finite: bool) -> bool:
+        """Tell whether no row that sees a key has lost anything; ``finite`` says that all values are."""
+        totals = self.by_row(self.totals)[:, seeing]
+        within = (totals >= _LEAST) & (totals <= _MOST_IN_ALL)
+        return bool(within.all() and (not finite or np.isfinite(self.sums).all()))
 
     def lse(self) -> Array:
         """Return the log-sum-exp of each row's scores, natural log [groups, rows]."""
