@@ -146,7 +146,9 @@ class Tile(NamedTuple):
 class Sight:
     """Which keys the rows of a block see: row r sees the keys from ``first[r]`` to before ``end[r]``.
 
-    Keys are counted without those that ``key_mask`` hides, so that a row sees one unbroken range.
+    Keys are counted without those that ``key_mask`` hides, so that a row sees one unbroken range. What was found of a
+    tile on an edge is kept: heads that see alike follow one another, and each small call of NumPy may make a thread
+    wait for another one.
     """
 
     def __init__(self, problem: AttentionProblem, shown: KeyNumbers | None, heads: int, rows: slice) -> None:
@@ -159,6 +161,8 @@ class Sight:
         self._all_from, self._all_to = int(first.max()), int(end.min())  # every row sees the keys between
         self._all = slice(0, len(self.first))
         self.blind = self.first >= self.end  # rows that see no key at all
+        self._tiles: dict[tuple[int, int, int], Tile | None] = {}
+        self._hidden: dict[tuple[int, int, int, bool], list[tuple[slice, NDArray[np.bool_]]]] = {}
 
     def tiles(self, keys: int, edge_keys: int, stack: int = 1) -> Iterator[Tile]:
         """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all.
@@ -181,11 +185,15 @@ class Sight:
         """Return the tile of those keys with the stacks of rows that see any of them; None where no row does."""
         if self._all_from <= start and stop <= self._all_to:
             return Tile(start, stop, self._all)
-        seeing = np.flatnonzero((self.first < stop) & (self.end > start))
-        if not len(seeing):
+        if stop <= self._start or self._stop <= start:
             return None
-        begin, end = int(seeing[0]) // stack * stack, (int(seeing[-1]) // stack + 1) * stack
-        return Tile(start, stop, slice(begin, min(end, self._all.stop)))
+        if (start, stop, stack) not in self._tiles:
+            seeing, tile = np.flatnonzero((self.first < stop) & (self.end > start)), None
+            if len(seeing):
+                begin, end = int(seeing[0]) // stack * stack, (int(seeing[-1]) // stack + 1) * stack
+                tile = Tile(start, stop, slice(begin, min(end, self._all.stop)))
+            self._tiles[start, stop, stack] = tile
+        return self._tiles[start, stop, stack]
 
     def all_see(self, tile: Tile) -> bool:
         """Tell whether every row of the block sees the whole tile."""
@@ -208,7 +216,11 @@ class Sight:
         As those of ``tiles``, the rows are whole stacks, so there may be some that see all among them. ``turned`` says
         that the scores of a key lie side by side, not those of a row.
         """
-        keys, at = tile.stop - tile.start, tile.rows
+        keys, at, key = tile.stop - tile.start, tile.rows, (tile.start, tile.stop, stack, turned)
+        if key in self._hidden:
+            yield from self._hidden[key]
+            return
+        found = []
         for before in (True, False):
             if tile.start >= self._all_from if before else tile.stop <= self._all_to:
                 continue
@@ -217,7 +229,10 @@ class Sight:
             if len(rows):
                 begin, end = int(rows[0]) // stack * stack, min((int(rows[-1]) // stack + 1) * stack, len(bound))
                 hidden = scratch.of(bound[begin:end], keys, before, self._diagonal, turned)
-                yield slice(at.start + begin, at.start + end), hidden
+                found.append((slice(at.start + begin, at.start + end), hidden))
+                yield found[-1]
+        if all(scratch.lasts(hidden) for _, hidden in found):
+            self._hidden[key] = found
 
 
 class Hidden:
@@ -227,6 +242,10 @@ class Hidden:
         self._compared = np.zeros(rows * keys, np.bool_)
         self._ramp = np.arange(-rows - keys, rows + keys) >= 0
         self._fall = self._ramp[::-1].copy()
+
+    def lasts(self, mask: NDArray[np.bool_]) -> bool:
+        """Tell whether a mask stays as it is when others are made."""
+        return mask.base is not self._compared
 
     @staticmethod
     def nbytes(rows: int, keys: int) -> int:
