@@ -122,7 +122,7 @@ class AttentionProblem(msgspec.Struct, frozen=True, kw_only=True):
         return self.direction == "backward"
 
     @property
-    def forward(self) -> AttentionProblem:
+    def forward_pass(self) -> AttentionProblem:
         """The attention call itself, where this is its gradient."""
         return msgspec.structs.replace(self, direction="forward")
 

@@ -145,7 +145,7 @@ class Kernel(ABC):
         """Return the inputs of a backward problem with output and log-sum-exp, made where they are not there."""
         if inputs.output is not None and inputs.lse is not None:
             return inputs
-        with closing(self.prepare(problem.forward, inputs, device, want_lse=True)) as prepared:
+        with closing(self.prepare(problem.forward_pass, inputs, device, want_lse=True)) as prepared:
             prepared.run()
             made = prepared.outputs()
         return replace(inputs, output=made.output if inputs.output is None else inputs.output, lse=made.lse)

@@ -93,7 +93,7 @@ class CpuFlash(Kernel):
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, every thread's buffers and the numbers of the keys shown."""
         if problem.backward:
-            return backward.predict(problem, limits, self.predict(problem.forward, limits))
+            return backward.predict(problem, limits, self.predict(problem.forward_pass, limits))
         blocks = _blocks(problem, limits)
         heads, width, width_v = blocks.groups, problem.head_dim + 1, problem.head_dim_v
         (stacks, rows), keys = _stacks(problem, blocks), blocks.keys

@@ -82,6 +82,7 @@ class PreparedFlashBackward(PreparedGradients):
         assert inputs.lse is not None
         self._careful = needs_care(inputs)
         self._exceed_one = exceed_one(inputs.lse)
+        self._power, self._rest = split_scale(float32_scale(problem.scale))
         self._strips = _strips(problem)
         blocks = [slice(row, min(row + self._rows, problem.seq_q)) for row in range(0, problem.seq_q, self._rows)]
         of_batches: list[KeyNumbers | None] = [*self._shown] or [None]  # one for all, without a mask
@@ -134,12 +135,9 @@ class PreparedFlashBackward(PreparedGradients):
                     tile = sight.tile(keys.start, keys.stop)
                     if tile is not None:
                         self._tile(work, (batch, head), block * self._rows, sight, tile, dq)
-            np.multiply(work.dk[: len(work.k)], self._rest(), out=work.dk[: len(work.k)])
+            np.multiply(work.dk[: len(work.k)], self._rest, out=work.dk[: len(work.k)])
             self._dk[batch, kv_head, index] = work.dk[: len(work.k)]
             self._dv[batch, kv_head, index] = work.dv[: len(work.k)]
-
-    def _rest(self) -> float:
-        return split_scale(float32_scale(self._problem.scale))[1]
 
     def _tile(
         self, work: _Workspace, at: tuple[int, int], row: int, sight: Sight, tile: Tile, dq: Array
@@ -147,7 +145,7 @@ class PreparedFlashBackward(PreparedGradients):
         """Add what the rows of a block and the keys of a tile give each other. ``row`` is the block's first one."""
         problem, inputs = self._problem, self._inputs
         rows = slice(row + tile.rows.start, row + tile.rows.stop)
-        power, rest = split_scale(float32_scale(problem.scale))
+        power, rest = self._power, self._rest
         assert inputs.grad_output is not None
         assert inputs.lse is not None
         lse = np.where(sight.blind[tile.rows], _NOTHING, inputs.lse[*at, rows])  # -inf too where all scores are

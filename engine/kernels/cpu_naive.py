@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.cpu import CpuDevice
 from engine.devices import Limits
 from engine.inputs import Inputs
+from engine.kernels import cpu_naive_backward as backward
 from engine.kernels.base import Array, Kernel, Outputs, Prepared
 from engine.kernels.cpu_common import (
     add_nonfinite,
@@ -26,14 +27,9 @@ from engine.kernels.cpu_common import (
     unsupported,
     worthwhile_threads,
 )
-from engine.masks import visible
+from engine.kernels.cpu_naive_cut import hidden_keys, mask_shape, strip_rows
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
-
-_STEP_SCORES = 1 << 24  # scores a thread computes between two looks at should_stop: 64 MiB, more than any L2 or L3
-_MASK_ROWS = 64  # rows of the mask built at a time, so that building it takes no more than keeping it
-_ENOUGH_ITEMS = 8  # fewer pairs are cut into strips; not by the number of threads, so that results do not depend on it
-_MIN_ROWS = 256  # of such a strip, else BLAS slows down
 
 
 class CpuNaive(Kernel):
@@ -51,23 +47,15 @@ class CpuNaive(Kernel):
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, the score matrices and the mask."""
         if problem.backward:
-            from engine.kernels import cpu_naive_backward
-
-            return cpu_naive_backward.predict(problem, limits)
+            return backward.predict(problem, limits)
         return problem.tensor_bytes + problem.score_bytes + math.prod(mask_shape(problem))
-
-    def load(self) -> None:
-        """Import the backward pass, which builds on this module."""
-        from engine.kernels import cpu_naive_backward  # noqa: F401
 
     def prepare(
         self, problem: AttentionProblem, inputs: Inputs, device: CpuDevice, *, want_lse: bool = False
     ) -> Prepared:
         """Allocate the result and all score matrices, and build the mask."""
         if problem.backward:
-            from engine.kernels import cpu_naive_backward
-
-            return cpu_naive_backward.PreparedNaiveBackward(problem, self.with_forward(problem, inputs, device), device)
+            return backward.PreparedNaiveBackward(problem, self.with_forward(problem, inputs, device), device)
         return _PreparedNaive(problem, inputs, device, want_lse)
 
 
@@ -165,29 +153,3 @@ def _weighted_means(weights: Array, values: Array, hidden: NDArray[np.bool_] | N
     np.matmul(weights, values, out=out)
     seen = np.ones((len(weights), len(keys)), np.bool_) if hidden is None else ~hidden[:, keys]
     add_nonfinite(out, weights, keys, taken, seen)
-
-
-def strip_rows(problem: AttentionProblem) -> int:
-    """Return the query rows of one head that a thread takes at a time."""
-    parts = max(1, min(_ENOUGH_ITEMS // problem.pairs, problem.seq_q // _MIN_ROWS))
-    return min(-(-problem.seq_q // parts), max(_STEP_SCORES // problem.seq_k, 1))
-
-
-def mask_shape(problem: AttentionProblem) -> tuple[int, ...]:
-    """Return the shape of the mask: one for all batch entries unless there is a key_mask; (0,) for none."""
-    if problem.key_mask is None and not problem.causal:
-        return (0,)
-    return problem.batch if problem.key_mask is not None else 1, problem.seq_q, problem.seq_k
-
-
-def hidden_keys(problem: AttentionProblem) -> NDArray[np.bool_] | None:
-    """Return what each row does not see, bool [batch or 1, seq_q, seq_k]; None where every row sees every key."""
-    shape = mask_shape(problem)
-    if len(shape) == 1:
-        return None
-    hidden = np.empty(shape, np.bool_)
-    for batch in range(len(hidden)):
-        for start in range(0, problem.seq_q, _MASK_ROWS):
-            rows = np.arange(start, min(start + _MASK_ROWS, problem.seq_q))
-            np.logical_not(visible(problem, batch, rows, 0, problem.seq_k), out=hidden[batch, rows[0] : rows[-1] + 1])
-    return hidden

@@ -28,7 +28,7 @@ from engine.kernels.cpu_common import (
     seen_product,
     worthwhile_threads,
 )
-from engine.kernels.cpu_naive import hidden_keys, mask_shape, strip_rows
+from engine.kernels.cpu_naive_cut import hidden_keys, mask_shape, strip_rows
 from engine.masks import without_hidden_garbage
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop

@@ -33,7 +33,7 @@ class GpuBackward(GpuPrepared):
     """A backward pass that is ready to run.
 
     ``inputs`` hold the gradient of the output, the output and the log-sum-exp. ``rows`` is a buffer of two numbers for
-    each row, see shaders/gpu_backward_rows, filled by the dispatch ``rows_pass``.
+    each row, see shaders/gpu_backward_rows, filled by the dispatch that ``common_buffers`` returns.
     """
 
     def __init__(self, problem: AttentionProblem, device: GpuDevice) -> None:

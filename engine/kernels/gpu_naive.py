@@ -7,8 +7,6 @@ binding limit allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from engine.devices import Limits
@@ -17,6 +15,7 @@ from engine.gpu.device import GpuDevice
 from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
 from engine.inputs import Inputs
+from engine.kernels import gpu_naive_backward as backward
 from engine.kernels.base import Kernel, Prepared
 from engine.kernels.gpu import (
     CHUNK_BYTES,
@@ -30,11 +29,9 @@ from engine.kernels.gpu import (
     tensor_buffers,
     too_large,
 )
+from engine.kernels.gpu_naive_cut import PARAMS_BYTES, TILE, groups, unroll_for
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
-
-TILE = 64
-PARAMS_BYTES = 48  # of each of the three passes
 
 
 class GpuNaive(Kernel):
@@ -58,9 +55,7 @@ class GpuNaive(Kernel):
     def predict(self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False) -> int:
         """Return the bytes of all its buffers."""
         if problem.backward:
-            from engine.kernels import gpu_naive_backward
-
-            return gpu_naive_backward.predict(problem, limits)
+            return backward.predict(problem, limits)
         pair = 4 * problem.seq_q * problem.seq_k
         grouped = list(groups(problem, limits)) if pair <= limits.binding_bytes else [(0, problem.pairs)]
         return (
@@ -73,9 +68,7 @@ class GpuNaive(Kernel):
     ) -> Prepared:
         """Compile the passes and upload the inputs."""
         if problem.backward:
-            from engine.kernels import gpu_naive_backward
-
-            return gpu_naive_backward.prepare(problem, self.with_forward(problem, inputs, device), device)
+            return backward.prepare(problem, self.with_forward(problem, inputs, device), device)
         prepared = GpuForward(problem, device, want_lse)
         try:
             inputs = without_hidden_garbage(problem, inputs)
@@ -140,15 +133,3 @@ def _passes(prepared: GpuForward, first_pair: int, pairs: int, careful: bool) ->
             2.0 * TILE * cols * max(problem.seq_k, 16),
         ),
     ]
-
-
-def unroll_for(limits: Limits) -> int:
-    """Return the steps of a product that are unrolled: software adapters compile slowly."""
-    return 4 if limits.software else 16
-
-
-def groups(problem: AttentionProblem, limits: Limits) -> Iterator[tuple[int, int]]:
-    """Yield (first pair, pairs) of each score buffer: as many whole pairs as a binding may span."""
-    step = max(1, min(limits.binding_bytes, limits.buffer_bytes) // padded(4 * problem.seq_q * problem.seq_k))
-    for first in range(0, problem.pairs, step):
-        yield first, min(step, problem.pairs - first)

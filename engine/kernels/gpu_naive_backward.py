@@ -22,7 +22,7 @@ from engine.gpu.timing import Dispatch
 from engine.inputs import Inputs
 from engine.kernels.gpu import CHUNK_BYTES, mask_words, row_offsets, special_bits
 from engine.kernels.gpu_backward import GpuBackward, common_bytes
-from engine.kernels.gpu_naive import PARAMS_BYTES, TILE, groups, unroll_for
+from engine.kernels.gpu_naive_cut import PARAMS_BYTES, TILE, groups, unroll_for
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
 

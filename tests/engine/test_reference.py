@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small_problems import small_problems
 
 from engine import reference as reference_module
 from engine.inputs import Inputs, as_inputs, load, problem_for, seeded
@@ -18,6 +19,7 @@ from engine.reference import reference
 from engine.running import Cancelled
 
 F64 = NDArray[np.float64]
+PROBLEMS = small_problems(longest=9, widest=9, least_cap=0.1, largest_scale=3)
 
 
 def plain_attention(problem: AttentionProblem, inputs: Inputs) -> tuple[F64, F64, float]:
@@ -47,28 +49,8 @@ def plain_attention(problem: AttentionProblem, inputs: Inputs) -> tuple[F64, F64
     return output, lse, largest
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> AttentionProblem:
-    batch, seq_k, kv_heads = draw(st.integers(1, 2)), draw(st.integers(1, 9)), draw(st.integers(1, 2))
-    mask = draw(st.none() | st.lists(st.booleans(), min_size=batch * seq_k, max_size=batch * seq_k))
-    return AttentionProblem(
-        batch=batch,
-        heads=kv_heads * draw(st.integers(1, 2)),
-        kv_heads=kv_heads,
-        seq_q=draw(st.integers(1, 9)),
-        seq_k=seq_k,
-        head_dim=draw(st.integers(1, 9)),
-        head_dim_v=draw(st.integers(1, 9)),
-        causal=draw(st.booleans()),
-        window=draw(st.none() | st.integers(1, 10)),
-        softcap=draw(st.none() | st.floats(0.1, 50)),
-        scale=draw(st.none() | st.floats(-3, 3)),
-        key_mask=None if mask is None else np.array(mask).reshape(batch, seq_k),
-    )
-
-
 @settings(max_examples=150)
-@given(problems(), st.integers(0, 99))
+@given(PROBLEMS, st.integers(0, 99))
 def test_it_is_the_plain_formula(problem: AttentionProblem, seed: int) -> None:
     inputs = seeded(problem, seed)
     output, lse, largest = reference(problem, inputs)
@@ -79,7 +61,7 @@ def test_it_is_the_plain_formula(problem: AttentionProblem, seed: int) -> None:
 
 
 @settings(max_examples=30)
-@given(problems(), st.data())
+@given(PROBLEMS, st.data())
 def test_chosen_rows_are_the_rows_of_the_whole(problem: AttentionProblem, data: st.DataObject) -> None:
     rows = np.array(data.draw(st.lists(st.integers(0, problem.seq_q - 1), min_size=1, max_size=5)))
     inputs = seeded(problem, 0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small_problems import small_problems
 
 from engine import reference_backward as module
 from engine.inputs import Inputs, seeded
@@ -18,28 +19,8 @@ from engine.reference_backward import reference_gradients
 from engine.running import Cancelled
 
 F64 = NDArray[np.float64]
+PROBLEMS = small_problems(longest=7, widest=5, least_cap=0.5, largest_scale=2, direction="backward")
 STEP = 1e-5
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> AttentionProblem:
-    batch, seq_k, kv_heads = draw(st.integers(1, 2)), draw(st.integers(1, 7)), draw(st.integers(1, 2))
-    mask = draw(st.none() | st.lists(st.booleans(), min_size=batch * seq_k, max_size=batch * seq_k))
-    return AttentionProblem(
-        batch=batch,
-        heads=kv_heads * draw(st.integers(1, 2)),
-        kv_heads=kv_heads,
-        seq_q=draw(st.integers(1, 7)),
-        seq_k=seq_k,
-        head_dim=draw(st.integers(1, 5)),
-        head_dim_v=draw(st.integers(1, 5)),
-        causal=draw(st.booleans()),
-        window=draw(st.none() | st.integers(1, 8)),
-        softcap=draw(st.none() | st.floats(0.5, 50)),
-        scale=draw(st.none() | st.floats(-2, 2)),
-        key_mask=None if mask is None else np.array(mask).reshape(batch, seq_k),
-        direction="backward",
-    )
 
 
 def doubled(inputs: Inputs) -> Inputs:
@@ -50,7 +31,7 @@ def by_differences(problem: AttentionProblem, inputs: Inputs) -> dict[str, F64]:
     """Central differences of ``Σ grad_output · output``, one element of Q, K and V at a time."""
 
     def loss(moved: Inputs) -> float:
-        return float((reference(problem.forward, moved)[0] * inputs.grad_output).sum())
+        return float((reference(problem.forward_pass, moved)[0] * inputs.grad_output).sum())
 
     found = {}
     for name in ("q", "k", "v"):
@@ -67,7 +48,7 @@ def by_differences(problem: AttentionProblem, inputs: Inputs) -> dict[str, F64]:
 
 
 @settings(max_examples=60)
-@given(problems(), st.integers(0, 99))
+@given(PROBLEMS, st.integers(0, 99))
 def test_they_are_central_differences_of_the_forward_reference(problem: AttentionProblem, seed: int) -> None:
     inputs = doubled(seeded(problem, seed))
     got, wanted = reference_gradients(problem, inputs), by_differences(problem, inputs)
@@ -76,7 +57,7 @@ def test_they_are_central_differences_of_the_forward_reference(problem: Attentio
 
 
 @settings(max_examples=30)
-@given(problems(), st.integers(0, 99), st.data())
+@given(PROBLEMS, st.integers(0, 99), st.data())
 def test_chosen_groups_are_those_of_all(problem: AttentionProblem, seed: int, data: st.DataObject) -> None:
     inputs = seeded(problem, seed)
     groups = module.all_groups(problem)

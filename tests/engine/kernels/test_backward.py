@@ -337,7 +337,7 @@ def test_runs_after_a_stop_are_sound(backward_kernel) -> None:
 def test_the_forward_pass_is_taken_from_the_caller_or_made(backward_kernel) -> None:
     problem = backward(heads=2, kv_heads=1, seq_q=40, seq_k=70, head_dim=16, causal=True)
     inputs = seeded(problem, 26)
-    made = backward_kernel.run(problem.forward, inputs, want_lse=True)
+    made = backward_kernel.run(problem.forward_pass, inputs, want_lse=True)
     alone, given = (
         backward_kernel.gradients(problem, given)
         for given in (inputs, replace(inputs, output=made.output, lse=made.lse))
@@ -363,7 +363,7 @@ def test_a_kernel_that_gives_gradients_gives_no_output(backward_kernel) -> None:
     with pytest.raises(TypeError, match="gives gradients"):
         prepared.outputs()
     prepared.close()
-    prepared = backward_kernel.kernel.prepare(problem.forward, seeded(problem, 0), backward_kernel.device)
+    prepared = backward_kernel.kernel.prepare(problem.forward_pass, seeded(problem, 0), backward_kernel.device)
     with pytest.raises(TypeError, match="gives no gradients"):
         prepared.gradients()
     prepared.close()

@@ -15,7 +15,7 @@ from engine.gpu.device import GpuDevice, open_gpu
 from engine.inputs import Inputs, seeded
 from engine.kernels.base import Gradients
 from engine.kernels.gpu_flash_backward import choose_tiles, scratch_bytes
-from engine.kernels.gpu_naive import groups
+from engine.kernels.gpu_naive_cut import groups
 from engine.kernels.registry import get_kernel
 from engine.measure.verify_backward import expect_gradients
 from engine.problem import AttentionProblem

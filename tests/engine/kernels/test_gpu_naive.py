@@ -8,7 +8,8 @@ import pytest
 
 from engine.gpu.device import open_gpu
 from engine.inputs import seeded
-from engine.kernels.gpu_naive import GpuNaive, groups
+from engine.kernels.gpu_naive import GpuNaive
+from engine.kernels.gpu_naive_cut import groups
 from engine.problem import AttentionProblem
 from engine.reference import reference
 
