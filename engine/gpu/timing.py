@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,6 @@ class Dispatch:
     chunk: Any
     workgroups: int
     cost: float  # flop of an average workgroup
-    rate: float = 0.0  # workgroups per second, as last measured
     written: tuple[int, int] | None = None  # what ``chunk`` holds
 
 
@@ -52,8 +52,7 @@ class Runner:
     def __init__(self, device: GpuDevice, dispatches: list[Dispatch], *, timed: bool = True) -> None:
         self._device = device
         self._dispatches = dispatches
-        for dispatch in dispatches:
-            dispatch.rate = _FIRST_FLOPS[device.limits.software] / dispatch.cost
+        self._flops = {d.pipeline: _FIRST_FLOPS[device.limits.software] for d in dispatches}  # a second, last measured
         self._whole_s: float | None = None  # the last whole run
         self.longest_submit_s = 0.0
         self._clock = GpuClock(device) if timed and device.timestamp_period_ns else None
@@ -75,18 +74,39 @@ class Runner:
 
     def _run_in_pieces(self, should_stop: ShouldStop) -> Timing:
         wall_ms, gpu_ms = 0.0, 0.0 if self._clock else None
+        for piece, expected_s in self._pieces():
+            if should_stop():
+                raise Cancelled
+            wall_s, piece_ms = self._submit(piece)
+            wall_ms += wall_s * 1e3
+            gpu_ms = None if gpu_ms is None or piece_ms is None else gpu_ms + piece_ms
+            faster = min(expected_s / max(wall_s, 1e-6), _GROWTH)
+            for pipeline in {dispatch.pipeline for dispatch, _, _ in piece}:
+                self._flops[pipeline] *= faster
+        return Timing(wall_ms=wall_ms, gpu_ms=gpu_ms)
+
+    def _pieces(self) -> Iterator[tuple[list[tuple[Dispatch, int, int]], float]]:
+        """Yield what goes into each submit and the seconds it should take, by what is known when it is asked for."""
+        piece: list[tuple[Dispatch, int, int]] = []
+        expected_s = 0.0
         for dispatch in self._dispatches:
             first = 0
             while first < dispatch.workgroups:
-                if should_stop():
-                    raise Cancelled
-                end = min(first + max(1, int(dispatch.rate * PIECE_S)), dispatch.workgroups)
-                wall_s, piece_ms = self._submit([(dispatch, first, end)])
-                wall_ms += wall_s * 1e3
-                gpu_ms = None if gpu_ms is None or piece_ms is None else gpu_ms + piece_ms
-                dispatch.rate = min((end - first) / max(wall_s, 1e-6), dispatch.rate * _GROWTH)
+                rate = self._flops[dispatch.pipeline] / dispatch.cost
+                fit = int(rate * (PIECE_S - expected_s))
+                if piece and fit < min(dispatch.workgroups - first, 1):
+                    yield piece, expected_s
+                    piece, expected_s = [], 0.0
+                    continue
+                end = min(first + max(1, fit), dispatch.workgroups)
+                piece.append((dispatch, first, end))
+                expected_s += (end - first) / rate
                 first = end
-        return Timing(wall_ms=wall_ms, gpu_ms=gpu_ms)
+                if end < dispatch.workgroups:  # a dispatch has one chunk a submit
+                    yield piece, expected_s
+                    piece, expected_s = [], 0.0
+        if piece:
+            yield piece, expected_s
 
     def close(self) -> None:
         """Free the clock's buffers."""

@@ -18,7 +18,7 @@ from engine.masks import has_nonfinite
 from engine.problem import AttentionProblem
 
 _ROWS_PARAMS_BYTES = 16
-_THREADS = 64
+_ROWS, _LANES = 8, 8  # of a workgroup of the first pass, and threads a row
 _LARGE_BITS = int(np.float32(3e38).view(np.uint32))
 
 
@@ -56,12 +56,12 @@ class GpuBackward(GpuPrepared):
         nothing_bits = nan_bits if has_nonfinite(inputs) else _LARGE_BITS
         self.rows = self.buffers.storage("rows", 8 * rows)
         return self.dispatch(
-            render("gpu_backward_rows"),
+            render("gpu_backward_rows", rows=_ROWS, lanes=_LANES),
             "rrrw",
             np.array([rows, problem.head_dim_v, neg_inf_bits, nothing_bits], np.uint32),
             [self.grad_output, output, lse, self.rows],
-            -(-rows // _THREADS),
-            4.0 * _THREADS * problem.head_dim_v,
+            -(-rows // _ROWS),
+            4.0 * _ROWS * problem.head_dim_v,
         )
 
     def poison(self) -> None:

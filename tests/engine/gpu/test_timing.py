@@ -87,7 +87,7 @@ def test_many_small_pieces_give_the_bits_of_one_submit(name: str, monkeypatch: p
 def slow_down(prepared: Any) -> None:
     """Make the runner believe that a piece has time for one workgroup only."""
     for dispatch in prepared._runner._dispatches:
-        dispatch.rate = 1 / timing.PIECE_S
+        prepared._runner._flops[dispatch.pipeline] = dispatch.cost / timing.PIECE_S
 
 
 def count_submits(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -8,13 +8,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from engine.devices import Limits
 from engine.gpu.device import GpuDevice, open_gpu
 from engine.inputs import Inputs, seeded
+from engine.kernels import gpu_flash_backward
 from engine.kernels.base import Gradients
-from engine.kernels.gpu_flash_backward import choose_tiles, scratch_bytes
+from engine.kernels.gpu_flash_backward import COLS, ROWS, choose_tiles, rounds, scratch_bytes
 from engine.kernels.gpu_naive_cut import groups
 from engine.kernels.registry import get_kernel
 from engine.measure.verify_backward import expect_gradients
@@ -119,19 +122,73 @@ def test_scratch_of_flash_at_most_doubles_with_the_sequence(options: dict[str, A
         assert scratch[-1] < 4 * problem.tensor_bytes
 
 
-@pytest.mark.parametrize("kib", [16, 32, 48])
+@pytest.mark.parametrize("kib", [4, 16, 32, 48])
 @pytest.mark.parametrize("software", [False, True])
 def test_every_head_dim_finds_tiles_within_the_workgroup_memory(kib: int, software: bool) -> None:
     device = limits(workgroup_bytes=kib * KIB, software=software)
     for head_dim, head_dim_v in [(d, d) for d in range(1, 257)] + [(1, 256), (256, 1), (64, 128)]:
         tiles = choose_tiles(backward(seq_q=8, head_dim=head_dim, head_dim_v=head_dim_v), device)
         assert tiles is not None, (head_dim, head_dim_v)
-        assert max(tiles.workgroup_bytes(own) for own in ("queries", "keys")) <= kib * KIB
-        assert tiles.threads <= device.workgroup_threads
+        assert tiles.workgroup_bytes <= kib * KIB
         assert tiles.depth >= max(head_dim, head_dim_v)
-        assert tiles.depth % tiles.unroll == 0
-        assert tiles.lanes % tiles.value_unroll == 0
-        assert 4 * tiles.value_stride >= max(head_dim, head_dim_v)
+        assert tiles.depth % tiles.slice == tiles.slice % tiles.unroll == 0
+        assert 4 * tiles.stride >= max(head_dim, head_dim_v)
+        assert tiles.stride % (8 * tiles.col_groups) == 0
+
+
+@given(
+    st.integers(1, 700), st.integers(1, 700), st.integers(1, 6), st.booleans(),
+    st.none() | st.integers(1, 700), st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3)),
+)  # fmt: skip
+def test_rounds_meet_what_sees_and_is_seen_once(
+    seq_q: int, seq_k: int, heads: int, causal: bool, window: int | None, most: tuple[int, int, int]
+) -> None:
+    problem = backward(heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=4, causal=causal, window=window)
+    tiles = choose_tiles(problem, limits())
+    assert tiles is not None
+    tiles = msgspec.structs.replace(tiles, pairs=min(most[0], heads), q_blocks=most[1], k_blocks=most[2])
+    met = np.zeros((heads, -(-seq_q // ROWS), -(-seq_k // COLS)), int)
+    for one in rounds(problem, tiles):
+        pairs = slice(one.first_pair, one.first_pair + one.pairs)
+        queries, keys = slice(one.q0, one.q0 + one.q_blocks), slice(one.k0, one.k0 + one.k_blocks)
+        assert one.pairs * one.q_blocks * one.k_blocks <= tiles.blocks
+        assert one.new_queries == (not met[pairs, queries].any())
+        assert one.new_keys == (not met[pairs, :, keys].any())
+        met[pairs, queries, keys] += 1
+    assert met.max() == 1
+    assert met.any(axis=2).all(), "somebody's dQ is never written"
+    assert met.any(axis=1).all(), "somebody's dK and dV are never written"
+    first, end = problem.key_range(np.arange(seq_q))
+    for row in range(seq_q):
+        seen = met[:, row // ROWS, first[row] // COLS : -(-end[row] // COLS)]
+        assert first[row] == end[row] or seen.all(), f"row {row} misses keys that it sees"
+
+
+@pytest.mark.parametrize("software", [True, False])
+@pytest.mark.parametrize("most", [(1, 1, 1), (4, 1, 2), (5, 2, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True, "seq_q": 150, "seq_k": 300},
+        {"causal": True, "seq_q": 300, "seq_k": 100},
+        {"window": 20, "seq_q": 140, "seq_k": 400},
+        {"seq_q": 70, "seq_k": 260, "key_mask": np.arange(2 * 260).reshape(2, 260) % 7 > 3},
+    ],
+    ids=["causal", "rows that see nothing", "window", "key_mask"],
+)
+def test_gradients_add_up_over_rounds(
+    software: bool, most: tuple[int, int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups, queries and keys are cut; what no round before has written is not added to."""
+    device = open_gpu()
+    monkeypatch.setattr(device, "limits", limits(software=software))
+    monkeypatch.setattr(gpu_flash_backward, "_most_of_a_round", lambda *_: most)
+    problem = backward(batch=2, heads=6, kv_heads=2, head_dim=7, head_dim_v=36, **options)
+    inputs = seeded(problem, 9)
+    got = check("gpu-flash", problem, inputs, device)
+    monkeypatch.undo()
+    for one_of, other in zip(astuple(got), astuple(check("gpu-flash", problem, inputs, open_gpu())), strict=True):
+        np.testing.assert_allclose(one_of, other, rtol=1e-5, atol=1e-5)
 
 
 def test_without_workgroup_memory_it_is_refused_with_the_figure() -> None:
@@ -141,11 +198,11 @@ def test_without_workgroup_memory_it_is_refused_with_the_figure() -> None:
 
 def test_large_heads_are_right_in_little_workgroup_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
-    monkeypatch.setattr(device, "limits", limits(workgroup_bytes=8 * KIB))
+    monkeypatch.setattr(device, "limits", limits(workgroup_bytes=4 * KIB))
     problem = backward(heads=1, seq_q=19, seq_k=45, head_dim=66, causal=True)
     tiles = choose_tiles(problem, device.limits)
     assert tiles is not None
-    assert tiles.rows < 16
+    assert tiles.slice == 16
     check("gpu-flash", problem, seeded(problem, 4), device)
 
 
