@@ -84,8 +84,8 @@ class GpuFlash(Kernel):
     def predict(self, problem: AttentionProblem, limits: Limits, *, want_lse: bool = False) -> int:
         """Return the bytes of all its buffers."""
         if problem.backward:
-            tiles = backward.choose_tiles(problem, limits)
-            return 0 if tiles is None else backward.predict(problem, tiles)
+            form = backward.choose_form(problem, limits)
+            return 0 if form is None else backward.predict(problem, form)
         variant = choose_variant(problem, limits)
         if variant is None:
             return 0
@@ -103,10 +103,10 @@ class GpuFlash(Kernel):
     ) -> Prepared:
         """Compile the passes and upload the inputs."""
         if problem.backward:
-            tiles = backward.choose_tiles(problem, device.limits)
-            if tiles is None:
+            form = backward.choose_form(problem, device.limits)
+            if form is None:
                 raise ValueError(self.supports(problem, device.limits))
-            return backward.prepare(problem, self.with_forward(problem, inputs, device), device, tiles)
+            return backward.prepare(problem, self.with_forward(problem, inputs, device), device, form)
         variant = choose_variant(problem, device.limits)
         if variant is None:
             raise ValueError(self.supports(problem, device.limits))
@@ -135,8 +135,8 @@ class GpuFlash(Kernel):
 def _scratch_of(problem: AttentionProblem, limits: Limits) -> dict[str, int] | None:
     """Return the scratch buffers the problem needs, by name, in bytes; None where no variant fits."""
     if problem.backward:
-        tiles = backward.choose_tiles(problem, limits)
-        return None if tiles is None else backward.scratch_bytes(problem, tiles)
+        form = backward.choose_form(problem, limits)
+        return None if form is None else backward.scratch_bytes(problem, form)
     variant = choose_variant(problem, limits)
     return None if variant is None else _scratch(problem, variant)
 

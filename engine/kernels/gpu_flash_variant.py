@@ -98,6 +98,15 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
 Variant = Tiles | Decode
 
 
+class Laid(msgspec.Struct, frozen=True, kw_only=True):
+    """How backward has both sides re-laid: tiles of so many rows, ``depth`` elements deep; ``stride`` vec4s a row."""
+
+    query_cols: int
+    key_cols: int
+    depth: int
+    stride: int
+
+
 def choose_variant(problem: AttentionProblem, limits: Limits) -> Variant | None:
     """Return the variant to compile for the problem within these limits, None where none fits. Pure."""
     if problem.seq_q <= _DECODE_QUERIES and problem.seq_k >= _DECODE_KEYS and limits.subgroup_size >= MIN_LANES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from engine.cpu import open_cpu
 from engine.devices import Device
 from engine.gpu.device import open_gpu
 from engine.inputs import Inputs
+from engine.kernels import gpu_flash_backward
 from engine.kernels.base import Gradients, Kernel, Outputs
 from engine.kernels.registry import DEFAULT_KERNELS, get_kernel
 from engine.masks import visible
@@ -23,7 +25,8 @@ from engine.reference import reference
 
 EPS = 2.0**-23
 EXACT = [name for name in (*DEFAULT_KERNELS, "cpu-flash-jit") if get_kernel(name).missing() is None]
-BACKWARD = DEFAULT_KERNELS  # the kernels that have a backward pass
+TWO_PASSES = "gpu-flash in two passes"  # as on a GPU that a round would not fill
+BACKWARD = (*DEFAULT_KERNELS, TWO_PASSES)  # the kernels that have a backward pass
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,9 @@ def gpu_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Co
 
 
 @pytest.fixture(params=BACKWARD)
-def backward_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
-    chosen = get_kernel(request.param)
-    return Contestant(chosen, devices[chosen.device_kind])
+def backward_kernel(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Iterator[Contestant]:
+    with _contestant(request.param, devices) as contestant:
+        yield contestant
 
 
 @pytest.fixture(params=[name for name in BACKWARD if name.startswith("cpu")])
@@ -129,5 +132,15 @@ def cpu_backward(request: pytest.FixtureRequest, devices: dict[str, Device]) -> 
 
 
 @pytest.fixture(params=[name for name in BACKWARD if name.startswith("gpu")])
-def gpu_backward(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Contestant:
-    return Contestant(get_kernel(request.param), devices["gpu"])
+def gpu_backward(request: pytest.FixtureRequest, devices: dict[str, Device]) -> Iterator[Contestant]:
+    with _contestant(request.param, devices) as contestant:
+        yield contestant
+
+
+@contextmanager
+def _contestant(name: str, devices: dict[str, Device]) -> Iterator[Contestant]:
+    chosen = get_kernel(name.split()[0])
+    with pytest.MonkeyPatch.context() as patch:
+        if name == TWO_PASSES:
+            patch.setattr(gpu_flash_backward, "choose_rounds", lambda *_: None)
+        yield Contestant(chosen, devices[chosen.device_kind])

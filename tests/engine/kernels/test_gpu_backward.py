@@ -15,9 +15,11 @@ from msgspec.structs import astuple
 from engine.devices import Limits
 from engine.gpu.device import GpuDevice, open_gpu
 from engine.inputs import Inputs, seeded
-from engine.kernels import gpu_flash_backward
+from engine.kernels import gpu_flash_backward, gpu_flash_backward_rounds
 from engine.kernels.base import Gradients
-from engine.kernels.gpu_flash_backward import COLS, ROWS, choose_tiles, rounds, scratch_bytes
+from engine.kernels.gpu_flash_backward import choose_form, scratch_bytes
+from engine.kernels.gpu_flash_backward_passes import Passes, choose_passes
+from engine.kernels.gpu_flash_backward_rounds import COLS, ROWS, choose_rounds, rounds
 from engine.kernels.gpu_naive_cut import groups
 from engine.kernels.registry import get_kernel
 from engine.measure.verify_backward import expect_gradients
@@ -111,29 +113,46 @@ def test_groups_that_straddle_score_buffers(
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"heads": 1}, {"heads": 32, "kv_heads": 2}], ids=str)
 @pytest.mark.parametrize("software", [True, False])
 def test_scratch_of_flash_at_most_doubles_with_the_sequence(options: dict[str, Any], software: bool) -> None:
+    """But where the workspace of rounds comes in, on a GPU that they fill: there it is added once."""
     roomy = limits(memory_bytes=1 << 50, binding_bytes=1 << 40, buffer_bytes=1 << 40, software=software)
     for head_dim in (64, 80, 256):
-        scratch = []
+        scratch, forms = [], []
         for seq in (64 << n for n in range(10)):
             problem = backward(**{"heads": 4, "seq_q": seq, "head_dim": head_dim} | options)
             scratch.append(get_kernel("gpu-flash").predict(problem, roomy) - problem.tensor_bytes)
-        for shorter, longer in itertools.pairwise(scratch):
-            assert longer <= 2 * shorter, scratch
+            forms.append(type(choose_form(problem, roomy)))
+        for (shorter, form), (longer, other) in itertools.pairwise(zip(scratch, forms, strict=True)):
+            assert longer <= 2 * shorter or form != other, scratch
+        assert not software or len(set(forms)) == 1
         assert scratch[-1] < 4 * problem.tensor_bytes
 
 
-@pytest.mark.parametrize("kib", [4, 16, 32, 48])
+@pytest.mark.parametrize("kib", [16, 32, 48])
 @pytest.mark.parametrize("software", [False, True])
-def test_every_head_dim_finds_tiles_within_the_workgroup_memory(kib: int, software: bool) -> None:
+def test_every_head_dim_finds_a_form_within_the_workgroup_memory(kib: int, software: bool) -> None:
     device = limits(workgroup_bytes=kib * KIB, software=software)
     for head_dim, head_dim_v in [(d, d) for d in range(1, 257)] + [(1, 256), (256, 1), (64, 128)]:
-        tiles = choose_tiles(backward(seq_q=8, head_dim=head_dim, head_dim_v=head_dim_v), device)
-        assert tiles is not None, (head_dim, head_dim_v)
-        assert tiles.workgroup_bytes <= kib * KIB
-        assert tiles.depth >= max(head_dim, head_dim_v)
-        assert tiles.depth % tiles.slice == tiles.slice % tiles.unroll == 0
-        assert 4 * tiles.stride >= max(head_dim, head_dim_v)
-        assert tiles.stride % (8 * tiles.col_groups) == 0
+        problem = backward(seq_q=8, head_dim=head_dim, head_dim_v=head_dim_v)
+        of_rounds, passes = choose_rounds(problem, device), choose_passes(problem, device)
+        assert of_rounds is not None, (head_dim, head_dim_v)
+        assert of_rounds.workgroup_bytes <= kib * KIB
+        assert of_rounds.depth % of_rounds.slice == of_rounds.slice % of_rounds.unroll == 0
+        assert of_rounds.stride % (8 * of_rounds.col_groups) == 0
+        assert passes is not None, (head_dim, head_dim_v)
+        assert max(passes.workgroup_bytes(own) for own in ("queries", "keys")) <= kib * KIB
+        assert passes.threads <= device.workgroup_threads
+        assert passes.depth % passes.unroll == 0
+        assert passes.lanes % passes.value_unroll == 0
+        for laid in (of_rounds.laid, passes.laid):
+            assert laid.depth >= max(head_dim, head_dim_v)
+            assert 4 * laid.stride >= max(head_dim, head_dim_v)
+
+
+def test_a_gpu_that_a_round_would_not_fill_makes_two_passes() -> None:
+    gpu = limits(software=False)
+    assert isinstance(choose_form(backward(heads=8, seq_q=1024), gpu), Passes)
+    many = backward(batch=4, heads=16, seq_q=4096)
+    assert choose_form(many, gpu) == choose_rounds(many, gpu)
 
 
 @given(
@@ -144,7 +163,7 @@ def test_rounds_meet_what_sees_and_is_seen_once(
     seq_q: int, seq_k: int, heads: int, causal: bool, window: int | None, most: tuple[int, int, int]
 ) -> None:
     problem = backward(heads=heads, seq_q=seq_q, seq_k=seq_k, head_dim=4, causal=causal, window=window)
-    tiles = choose_tiles(problem, limits())
+    tiles = choose_rounds(problem, limits())
     assert tiles is not None
     tiles = msgspec.structs.replace(tiles, pairs=min(most[0], heads), q_blocks=most[1], k_blocks=most[2])
     met = np.zeros((heads, -(-seq_q // ROWS), -(-seq_k // COLS)), int)
@@ -182,7 +201,8 @@ def test_gradients_add_up_over_rounds(
     """Groups, queries and keys are cut; what no round before has written is not added to."""
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(software=software))
-    monkeypatch.setattr(gpu_flash_backward, "_most_of_a_round", lambda *_: most)
+    monkeypatch.setattr(gpu_flash_backward_rounds, "_most_of_a_round", lambda *_: most)
+    monkeypatch.setattr(gpu_flash_backward, "_FULL", 0)
     problem = backward(batch=2, heads=6, kv_heads=2, head_dim=7, head_dim_v=36, **options)
     inputs = seeded(problem, 9)
     got = check("gpu-flash", problem, inputs, device)
@@ -196,20 +216,24 @@ def test_without_workgroup_memory_it_is_refused_with_the_figure() -> None:
     assert reason == "no tile fits this device's 1000 bytes of workgroup memory"
 
 
-def test_large_heads_are_right_in_little_workgroup_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [0, 1 << 30], ids=["rounds", "passes"])
+def test_large_heads_are_right_in_little_workgroup_memory(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
-    monkeypatch.setattr(device, "limits", limits(workgroup_bytes=4 * KIB))
+    monkeypatch.setattr(device, "limits", limits(workgroup_bytes=8 * KIB, software=False))
+    monkeypatch.setattr(gpu_flash_backward, "_FULL", full)
     problem = backward(heads=1, seq_q=19, seq_k=45, head_dim=66, causal=True)
-    tiles = choose_tiles(problem, device.limits)
-    assert tiles is not None
-    assert tiles.slice == 16
+    form = choose_form(problem, device.limits)
+    assert form is not None
+    assert form.rows < 16 if isinstance(form, Passes) else form.slice == 32
     check("gpu-flash", problem, seeded(problem, 4), device)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [0, 1 << 30], ids=["rounds", "passes"])
+def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, full: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(software=False))
+    monkeypatch.setattr(gpu_flash_backward, "_FULL", full)
     problem = backward(heads=4, kv_heads=2, seq_q=40, seq_k=70, head_dim=4, head_dim_v=7, softcap=5.0, window=30)
     check(name, problem, seeded(problem, 5), device)
 
@@ -229,9 +253,9 @@ def test_scratch_beyond_the_binding_limit_is_refused_with_both_figures() -> None
     assert reason is not None
     assert "256.0 MiB" in reason
     assert "128.0 MiB" in reason
-    tiles = choose_tiles(problem, tight)
-    assert tiles is not None
-    assert any(label in reason for label in scratch_bytes(problem, tiles))
+    form = choose_form(problem, tight)
+    assert form is not None
+    assert any(label in reason for label in scratch_bytes(problem, form))
     assert get_kernel("gpu-flash").supports(backward(heads=8, seq_q=64, seq_k=32_768, head_dim=64), tight) is None
 
 
