@@ -79,7 +79,8 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
 
     def uniform_bytes(self, problem: AttentionProblem) -> int:
         """Bytes of the parameters of all passes."""
-        return 2 * sum(1 for _ in rounds(problem, self)) * (_PARAMS_BYTES + CHUNK_BYTES)
+        of_rounds = len(_meetings(problem, self)) * -(-problem.pairs // self.pairs)
+        return 2 * of_rounds * (_PARAMS_BYTES + CHUNK_BYTES)
 
     def dispatches(self, prepared: GpuBackward, scratch: dict[str, Any], careful: bool) -> Iterator[Dispatch]:
         """Yield the passes of all rounds; ``careful`` where values may not be finite."""
@@ -165,19 +166,9 @@ def _sides(problem: AttentionProblem, queries: int, keys: int) -> tuple[int, int
 
 
 def rounds(problem: AttentionProblem, tiles: Rounds) -> Iterator[Round]:
-    """Yield the rounds in order: where some query sees some key, and once each where none does, to write zeros."""
+    """Yield the rounds in order."""
     q_tiles, k_tiles = -(-problem.seq_q // ROWS), -(-problem.seq_k // COLS)
-    meetings = []
-    keys_met = set()
-    for q0 in range(0, q_tiles, tiles.q_blocks):
-        ends = np.array([q0 * ROWS, min((q0 + tiles.q_blocks) * ROWS, problem.seq_q) - 1])
-        (first, _), (_, end) = problem.key_range(ends)
-        met = [
-            k0 for k0 in range(0, k_tiles, tiles.k_blocks) if k0 * COLS < end and (k0 + tiles.k_blocks) * COLS > first
-        ]
-        meetings += [(q0, k0) for k0 in met or [0]]
-        keys_met.update(met or [0])
-    meetings += [(0, k0) for k0 in range(0, k_tiles, tiles.k_blocks) if k0 not in keys_met]
+    meetings = _meetings(problem, tiles)
     for first_pair in range(0, problem.pairs, tiles.pairs):
         queries, keys = set(), set()
         for q0, k0 in meetings:
@@ -193,6 +184,22 @@ def rounds(problem: AttentionProblem, tiles: Rounds) -> Iterator[Round]:
             )
             queries.add(q0)
             keys.add(k0)
+
+
+def _meetings(problem: AttentionProblem, tiles: Rounds) -> list[tuple[int, int]]:
+    """Return the first tiles (of queries, of keys) of a pair's rounds.
+
+    They are where some query sees some key, and for queries or keys that meet nobody one round, to write zeros.
+    """
+    k_firsts = range(0, -(-problem.seq_k // COLS), tiles.k_blocks)
+    meetings = []
+    for q0 in range(0, -(-problem.seq_q // ROWS), tiles.q_blocks):
+        ends = np.array([q0 * ROWS, min((q0 + tiles.q_blocks) * ROWS, problem.seq_q) - 1])
+        (first, _), (_, end) = problem.key_range(ends)
+        met = [k0 for k0 in k_firsts if k0 * COLS < end and (k0 + tiles.k_blocks) * COLS > first]
+        meetings += [(q0, k0) for k0 in met or [0]]
+    keys_met = {k0 for _, k0 in meetings}
+    return meetings + [(0, k0) for k0 in k_firsts if k0 not in keys_met]
 
 
 def _passes(
