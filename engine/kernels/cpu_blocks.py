@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -141,6 +141,7 @@ class Tile(NamedTuple):
     start: int
     stop: int
     rows: slice
+    whole: bool = False  # whether every row of the block sees all of them
 
 
 class Sight:
@@ -161,30 +162,45 @@ class Sight:
         self._all_from, self._all_to = int(first.max()), int(end.min())  # every row sees the keys between
         self._all = slice(0, len(self.first))
         self.blind = self.first >= self.end  # rows that see no key at all
+        self.any_blind = bool(self.blind.any())
+        self._cuts: dict[tuple[int, int, int], tuple[list[Tile], range, list[Tile]]] = {}
         self._tiles: dict[tuple[int, int, int], Tile | None] = {}
-        self._hidden: dict[tuple[int, int, int, bool], list[tuple[slice, NDArray[np.bool_]]]] = {}
+        self._hidden: dict[tuple[int, int, float, int, bool], list[tuple[slice, NDArray[Any]]]] = {}
 
     def tiles(self, keys: int, edge_keys: int, stack: int = 1) -> Iterator[Tile]:
         """Go through the keys that any row sees, in tiles of ``keys``, ``edge_keys`` where not every row sees all.
 
         The rows of a tile begin and end with a whole stack of so many rows, the last of which may be a shorter one.
         """
-        start = self._start
+        if (cut := self._cuts.get((keys, edge_keys, stack))) is None:
+            cut = self._cuts[keys, edge_keys, stack] = self._cut(keys, edge_keys, stack)
+        before, starts, after = cut
+        yield from before
+        for start in starts:
+            yield Tile(start, start + keys, self._all, whole=True)
+        yield from after
+
+    def _cut(self, keys: int, edge_keys: int, stack: int) -> tuple[list[Tile], range, list[Tile]]:
+        """Return the tiles before the first that all rows see, where those begin, and the tiles behind the last."""
+        before: list[Tile] = []
+        after: list[Tile] = []
+        start, starts = self._start, range(0)
         while start < self._stop:
             if self._all_from <= start and start + keys <= self._all_to:
-                yield Tile(start, start + keys, self._all)
-                start += keys
+                starts = range(start, self._all_to - keys + 1, keys)
+                start = starts[-1] + keys
                 continue
             edge = start if start < self._all_from else max(start, self._all_to - 1)
             stop = min(start + keys, edge + edge_keys, self._stop)
             if (tile := self.tile(start, stop, stack)) is not None:
-                yield tile
+                (after if starts else before).append(tile)
             start = stop
+        return before, starts, after
 
     def tile(self, start: int, stop: int, stack: int = 1) -> Tile | None:
         """Return the tile of those keys with the stacks of rows that see any of them; None where no row does."""
         if self._all_from <= start and stop <= self._all_to:
-            return Tile(start, stop, self._all)
+            return Tile(start, stop, self._all, whole=True)
         if stop <= self._start or self._stop <= start:
             return None
         if (start, stop, stack) not in self._tiles:
@@ -195,28 +211,24 @@ class Sight:
             self._tiles[start, stop, stack] = tile
         return self._tiles[start, stop, stack]
 
-    def all_see(self, tile: Tile) -> bool:
-        """Tell whether every row of the block sees the whole tile."""
-        return self._all_from <= tile.start and tile.stop <= self._all_to
-
     def sees(self, keys: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Tell for every row whether it sees those keys: bool [rows, len(keys)]."""
         return (self.first[:, None] <= keys) & (keys < self.end[:, None])
 
     def hide(self, scores: Array, tile: Tile, scratch: Hidden) -> None:
         """Set what a row does not see to -inf in the ``scores`` [..., rows, keys] of a tile."""
-        for rows, hidden in self.hidden(tile, scratch):
-            np.copyto(scores[..., rows.start - tile.rows.start : rows.stop - tile.rows.start, :], -np.inf, where=hidden)
+        for rows, hidden in self.hidden(tile, scratch, -np.inf):
+            cover(scores[..., rows.start - tile.rows.start : rows.stop - tile.rows.start, :], hidden, -np.inf)
 
     def hidden(
-        self, tile: Tile, scratch: Hidden, stack: int = 1, *, turned: bool = False
-    ) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
-        """Yield rows of a tile that do not see all of it, and what they do not see, bool [rows, keys of the tile].
+        self, tile: Tile, scratch: Hidden, value: float, stack: int = 1, *, turned: bool = False
+    ) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield rows of a tile that do not see all of it, and the mask [rows, keys] to ``cover`` their scores with.
 
         As those of ``tiles``, the rows are whole stacks, so there may be some that see all among them. ``turned`` says
         that the scores of a key lie side by side, not those of a row.
         """
-        keys, at, key = tile.stop - tile.start, tile.rows, (tile.start, tile.stop, stack, turned)
+        keys, at, key = tile.stop - tile.start, tile.rows, (tile.start, tile.stop, value, stack, turned)
         if key in self._hidden:
             yield from self._hidden[key]
             return
@@ -228,42 +240,61 @@ class Sight:
             rows = np.flatnonzero(bound > 0 if before else bound < keys)
             if len(rows):
                 begin, end = int(rows[0]) // stack * stack, min((int(rows[-1]) // stack + 1) * stack, len(bound))
-                hidden = scratch.of(bound[begin:end], keys, before, self._diagonal, turned)
+                hidden = scratch.of(bound[begin:end], keys, before, self._diagonal, turned, value)
                 found.append((slice(at.start + begin, at.start + end), hidden))
                 yield found[-1]
         if all(scratch.lasts(hidden) for _, hidden in found):
             self._hidden[key] = found
 
 
+def cover(scores: Array, hidden: NDArray[Any], value: float) -> None:
+    """Set to a value, in place, the scores or weights that a mask of ``Hidden`` for that value says are hidden."""
+    if hidden.dtype == np.bool_:
+        np.copyto(scores, value, where=hidden)
+    else:
+        np.fmin(scores, hidden, out=scores)  # in half the time; of a number and NaN, it takes the number
+
+
 class Hidden:
-    """Makes masks of hidden keys in memory of its own, for blocks of so many rows and tiles of so many keys."""
+    """Makes masks of hidden keys in memory of its own, for blocks of so many rows and tiles of so many keys.
+
+    A mask is bool, or where it is made of a ramp, float32: where a key is hidden, the least value of what it is for,
+    -inf of scores and 0 of weights, and NaN elsewhere.
+    """
 
     def __init__(self, rows: int, keys: int) -> None:
         self._compared = np.zeros(rows * keys, np.bool_)
-        self._ramp = np.arange(-rows - keys, rows + keys) >= 0
-        self._fall = self._ramp[::-1].copy()
+        self._middle = rows + keys
+        self._ramps: dict[float, tuple[Array, Array]] = {}  # by value: one that rises to what is hidden, one that falls
+        for value in (-np.inf, 0.0):
+            ramp = np.full(2 * self._middle, np.nan, np.float32)
+            ramp[self._middle :] = value
+            self._ramps[value] = ramp, ramp[::-1].copy()
 
-    def lasts(self, mask: NDArray[np.bool_]) -> bool:
+    def lasts(self, mask: NDArray[Any]) -> bool:
         """Tell whether a mask stays as it is when others are made."""
         return mask.base is not self._compared
 
     @staticmethod
     def nbytes(rows: int, keys: int) -> int:
         """Return the bytes that it holds."""
-        return rows * keys + 4 * (rows + keys)
+        return rows * keys + 32 * (rows + keys)
 
-    def of(self, bound: NDArray[np.int64], keys: int, before: bool, diagonal: bool, turned: bool) -> NDArray[np.bool_]:
+    def of(
+        self, bound: NDArray[np.int64], keys: int, before: bool, diagonal: bool, turned: bool, value: float
+    ) -> NDArray[Any]:
         """Return a mask [len(bound), keys]: of each row the keys ``before`` its bound, or those from there on.
 
         Where bounds are one apart from row to row, as ``diagonal`` promises but for bounds cut off at the ends of the
         sequence, nothing is compared: each row of the mask is a row of the same ramp, read from one place further. It
         is the quicker to use if what it is for is read forwards as well: the keys of a row, or the rows if ``turned``.
         """
-        count, middle = len(bound), len(self._ramp) // 2
+        count, middle = len(bound), self._middle
         if diagonal and bound[-1] - bound[0] == count - 1:
-            ramp = self._ramp if before == turned else self._fall
-            start, steps = (middle + int(bound[0]) - 1, (1, -1)) if turned else (middle - int(bound[0]), (-1, 1))
-            return np.ndarray((count, keys), np.bool_, ramp, start, steps)
+            ramp = self._ramps[value][0 if before == turned else 1]
+            start, steps = (middle + int(bound[0]) - 1, (4, -4)) if turned else (middle - int(bound[0]), (-4, 4))
+            return np.ndarray((count, keys), np.float32, ramp, 4 * start, steps)
         hidden = self._compared[: count * keys].reshape(count, keys)
         compare = np.less if before else np.greater_equal
-        return compare(np.arange(keys, dtype=np.int32), bound.astype(np.int32)[:, None], out=hidden)
+        mask: NDArray[Any] = compare(np.arange(keys, dtype=np.int32), bound.astype(np.int32)[:, None], out=hidden)
+        return mask

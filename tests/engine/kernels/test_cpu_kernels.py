@@ -20,6 +20,7 @@ from engine.inputs import Inputs, seeded
 from engine.kernels import cpu_common, cpu_flash, cpu_flash_jit
 from engine.kernels.registry import get_kernel
 from engine.measure.memory import traced
+from engine.measure.verify import expect, verify
 from engine.problem import AttentionProblem
 from engine.reference import reference
 from engine.running import Cancelled
@@ -479,6 +480,54 @@ def test_both_kinds_of_products_are_right_whatever_blas_has(
     nonfinite = np.isnan(flash_kernel.run(problem, inputs).output).any(axis=3)
     finite = np.isfinite(reference(problem, inputs)[0]).all(axis=3)
     np.testing.assert_array_equal(nonfinite, ~finite)
+
+
+@pytest.mark.parametrize("quick_exp2", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 2, "seq_q": 333, "head_dim": 64, "causal": True},
+        {"heads": 2, "seq_q": 300, "head_dim": 128, "window": 70},
+        {"heads": 4, "kv_heads": 2, "seq_q": 70, "seq_k": 300, "head_dim": 40, "scale": -0.3, "causal": True},
+        {"heads": 1, "seq_q": 65, "seq_k": 500, "softcap": 5.0, "key_mask": np.arange(500)[None] % 3 > 0},
+        {"heads": 1, "seq_q": 100, "softcap": 50.0, "head_dim": 20, "causal": True},
+    ],
+)
+def test_exponents_of_e_and_of_2_are_both_right(
+    flash_kernel, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], quick_exp2: bool
+) -> None:
+    """Of modest scores, of some that are not in one block and in another are, and of scores in the hundreds."""
+    monkeypatch.setattr(cpu_flash, "has_quick_exp2", lambda: quick_exp2)
+    problem = AttentionProblem(**options)
+    for larger in (1, 2, 40):
+        inputs = seeded(problem, 3)
+        inputs.q[...] *= larger
+        flash_kernel.check(problem, inputs)
+    inputs = seeded(problem, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_flash, "_MOST_IN_ALL", 0.0)  # so that maxima are looked for
+        flash_kernel.check(problem, inputs)
+    inputs.k[:, :, -1] = np.nan
+    finite = np.isfinite(reference(problem, inputs)[0])
+    np.testing.assert_array_equal(np.isfinite(flash_kernel.run(problem, inputs).output), finite)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4])
+@pytest.mark.parametrize("window", [None, 600])
+def test_runs_repeat_whatever_is_kept_of_what_rows_see(
+    monkeypatch: pytest.MonkeyPatch, kept: int, window: int | None
+) -> None:
+    monkeypatch.setattr(cpu_flash, "_SIGHTS_KEPT", kept)
+    problem = AttentionProblem(heads=3, seq_q=2500, head_dim=16, causal=True, window=window)
+    inputs = seeded(problem, 1)
+    with open_cpu(threads=2) as device:
+        prepared = get_kernel("cpu-flash").prepare(problem, inputs, device)
+        for _ in range(3):
+            prepared.poison()
+            prepared.run()
+            verdict = verify(expect(problem, inputs), prepared.outputs().output)
+            assert verdict.verified, verdict
+        prepared.close()
 
 
 def test_a_product_needs_no_packing_only_with_openblas_for_avx_512() -> None:
