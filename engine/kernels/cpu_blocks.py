@@ -19,7 +19,7 @@ from engine.problem import AttentionProblem
 
 _TRIED_ROWS, _TRIED_KEYS, _TRIED_EDGES = (128, 256, 512, 1024), (256, 512, 1024), (64, 128, 256)
 _MIN_ROWS, _MAX_ROWS = 64, 1024  # query rows of a block
-_ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
+ENOUGH_BLOCKS = 16  # cut finer below this; not by the number of threads, so that results do not depend on it
 
 KeyNumbers = NDArray[np.intp]
 
@@ -81,7 +81,9 @@ class Blocks:
     head_blocks: int  # over the whole batch
 
     @classmethod
-    def of(cls, problem: AttentionProblem, sizes: BlockSizes, enough_flops: int) -> Blocks:
+    def of(
+        cls, problem: AttentionProblem, sizes: BlockSizes, enough_flops: int, enough_blocks: int = ENOUGH_BLOCKS
+    ) -> Blocks:
         """Cut into blocks of those sizes, smaller ones where there would be few to share out.
 
         ``enough_flops`` is the work that is worth a block of its own: smaller ones are not made for that. Short heads
@@ -90,7 +92,7 @@ class Blocks:
         most = sizes.rows
         while (
             most > _MIN_ROWS
-            and problem.pairs * -(-problem.seq_q // most) < _ENOUGH_BLOCKS
+            and problem.pairs * -(-problem.seq_q // most) < enough_blocks
             and _flops(problem, most // 2) >= enough_flops
         ):
             most //= 2

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from dataclasses import replace
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from engine.cpu import CpuDevice, open_cpu
 from engine.devices import Device, Limits
 from engine.inputs import Inputs
 from engine.kernels.base import Array, Kernel, Outputs, Prepared
-from engine.kernels.cpu_blocks import Blocks, BlockSizes, shown_keys
+from engine.kernels.cpu_blocks import ENOUGH_BLOCKS, Blocks, BlockSizes, shown_keys
 from engine.kernels.cpu_common import aligned, float32_cap, float32_scale, run_timed, unsupported
 from engine.problem import AttentionProblem
 from engine.running import ShouldStop, Timing, never_stop
@@ -38,6 +39,7 @@ _KEYS, _EDGE_KEYS, _L2_TIMES = 512, 128, 4.0
 # where BLAS need not pack; keys are columns there, whose places in L1 coincide if they are a power of two apart
 _FEW_KEYS, _FEW_EDGE_KEYS, _FEW_L2_TIMES = 192, 96, 0.4
 _LEAST_ROWS = 16  # of a product, to be worth a call
+_BLOCKS_A_THREAD = 4  # with fewer, threads may end far apart
 _ENOUGH_FLOPS = 20_000_000  # of a block, some 150 to 300 µs of work
 _ITEM_FLOPS = 4e6  # of a work item, where blocks are shorter: some 60 µs, a dozen times what handing it out costs
 _SCORES_AT_ONCE = 1 << 22  # computed between two looks at should_stop: some 20 ms
@@ -150,7 +152,15 @@ def _default(problem: AttentionProblem, limits: Limits) -> BlockSizes:
 
 def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
     sizes = _default(problem, limits).or_tuned(CpuFlashJit.name, problem, limits)
-    return Blocks.of(problem, sizes, _ENOUGH_FLOPS)
+    blocks = Blocks.of(problem, sizes, _ENOUGH_FLOPS)
+    step = _few_rows(problem, blocks.keys)
+    if not step or problem.causal or blocks.heads > 1:
+        return blocks
+    # A block turns all keys, so with few threads it may be a large one. Where rows see the same keys and products begin
+    # at the same rows, they are computed alike however they are cut: results do not depend on the number of threads.
+    blocks = Blocks.of(problem, sizes, _ENOUGH_FLOPS, min(ENOUGH_BLOCKS, _BLOCKS_A_THREAD * limits.threads))
+    rows = -(-blocks.rows // step) * step
+    return replace(blocks, rows=rows, row_blocks=-(-problem.seq_q // rows))
 
 
 def _few_rows(problem: AttentionProblem, keys: int) -> int:

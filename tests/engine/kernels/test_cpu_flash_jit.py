@@ -39,6 +39,22 @@ def test_numpys_matrix_product_is_found() -> None:
     assert found.address > 0
 
 
+def test_few_threads_get_larger_blocks_of_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where BLAS need not pack and all rows see the same keys; else the cut is the same for all."""
+    monkeypatch.setattr(cpu_flash_jit, "unpacked_product", lambda: 1_000_000)
+    two, many = (Limits(memory_bytes=1 << 30, threads=threads, l2_bytes=2 << 20) for threads in (2, 16))
+    problem = AttentionProblem(heads=4, seq_q=2048, head_dim=128)
+    step = cpu_flash_jit._few_rows(problem, 192)
+    few, fine = cpu_flash_jit._blocks(problem, two), cpu_flash_jit._blocks(problem, many)
+    assert few.count == 8
+    assert fine.count >= 16
+    assert step > 0
+    assert few.rows % step == fine.rows % step == 0
+    assert all(cut.rows * cut.row_blocks >= 2048 > cut.rows * (cut.row_blocks - 1) for cut in (few, fine))
+    causal = AttentionProblem(heads=4, seq_q=2048, head_dim=128, causal=True)
+    assert cpu_flash_jit._blocks(causal, two) == cpu_flash_jit._blocks(causal, many)
+
+
 def test_what_fits_is_told_without_numba() -> None:
     limits = Limits(memory_bytes=1 << 30, threads=2, l2_bytes=1 << 20)
     kernel = CpuFlashJit()
