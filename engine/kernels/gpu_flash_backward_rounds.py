@@ -88,10 +88,8 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
             yield from _passes(prepared, self, scratch, one, careful)
 
     def __str__(self) -> str:
-        return (
-            f"{ROWS}x{COLS} block 8x8 slice {self.slice} unroll {self.unroll}, "
-            f"rounds of {self.pairs}x{self.q_blocks}x{self.k_blocks}"
-        )
+        of_round = f"{self.pairs}x{self.q_blocks}x{self.k_blocks}"
+        return f"{ROWS}x{COLS} block 8x8 slice {self.slice} unroll {self.unroll} rounds {of_round}"
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
