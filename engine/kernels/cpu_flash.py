@@ -80,7 +80,8 @@ _SIGHTS_KEPT = 4  # of so many blocks of rows; where there are more, what they s
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
 _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the maximum by far
 _MOST_IN_ALL = 1e30  # sum of all its weights above which they may be beyond float32, or times their values
-_FAR_FROM_OVERFLOW = 1e38
+_FAR_FROM_OVERFLOW, _FAR_FROM_UNDERFLOW = 1e38, 1e-30
+_ORDINARY = 1e15  # values up to this, and down to its inverse, are far from both with any weights of an exact pass
 _MODEST = 24.0  # scores that a rounded scale changes by at most 1.5e-6; 2 to their power is no subnormal number
 _LEAST = 1e-20  # sum of all its weights below which they fall short of it by so far that the least ones are lost
 
@@ -269,22 +270,28 @@ class _PreparedFlash(Prepared):
         softmax = _OnlineSoftmax(problem, work, sight, q, self._scale_of(q, found))
         columns = softmax.columns_of(v)
 
+        unit = 1.0
         for exact in (False, True):
+            if exact and finite:
+                unit = _unit_of(found.largest)
             softmax.begin(~sight.blind if exact else None)
             for tile in sight.tiles(self._blocks.keys, self._blocks.edge_keys, softmax.stack):
                 if stopped():
                     return
                 index = self._keys(batch, tile.start, tile.stop)
-                if finite:
+                if finite and unit == 1:
                     softmax.add(tile, k[:, index], columns[..., index])
                 else:
-                    self._add_nonfinite(softmax, sight, tile, k[:, index], v[:, index], work)
+                    values = np.multiply(v[:, index], unit, out=work.values[:, : tile.stop - tile.start])
+                    self._add_nonfinite(softmax, sight, tile, k[:, index], values)
             if softmax.sound(found.largest):
                 break
 
         output = self._output[batch, heads, rows].reshape(groups, -1, problem.head_dim_v)
         means = np.divide(softmax.sums, softmax.totals[:, :, None], out=softmax.sums)
-        if found.constant:
+        if unit != 1:
+            means /= unit
+        if finite and found.constant:
             np.maximum(means, found.low[:, None, :, None], out=means)
             np.minimum(means, found.high[:, None, :, None], out=means)
         for by_row, by_stack in _alike(output, means):
@@ -295,14 +302,13 @@ class _PreparedFlash(Prepared):
             lse = np.where(sight.blind, -np.inf, softmax.lse())
             self._lse[batch, heads, rows] = lse.reshape(heads.stop - heads.start, -1)
 
-    def _add_nonfinite(
-        self, softmax: _OnlineSoftmax, sight: Sight, tile: Tile, keys: Array, values: Array, work: _Workspace
-    ) -> None:
-        """Add a tile some of whose values may be NaN or infinite, which only rows that see them may get."""
-        zeroed = work.values[:, : tile.stop - tile.start]
-        zeroed[:] = values
-        taken = [take_nonfinite(of_head) for of_head in zeroed]
-        weights = softmax.add(tile, keys, softmax.columns_of(zeroed))
+    def _add_nonfinite(self, softmax: _OnlineSoftmax, sight: Sight, tile: Tile, keys: Array, values: Array) -> None:
+        """Add a tile some of whose values may be NaN or infinite, which only rows that see them may get.
+
+        In ``values`` they are set to 0.
+        """
+        taken = [take_nonfinite(of_head) for of_head in values]
+        weights = softmax.add(tile, keys, softmax.columns_of(values))
         sums = softmax.sums[softmax.place(tile.rows)]
         for head, (bad, held) in enumerate(taken):
             seen = sight.sees(tile.start + bad)
@@ -419,8 +425,8 @@ class _OnlineSoftmax:
             totals = totals[:, ~self._sight.blind]
         if not totals.size:
             return True
-        most = float(totals.max())
-        if not (totals.min() >= _LEAST and most <= _MOST_IN_ALL):
+        least, most = float(totals.min()), float(totals.max())
+        if not (least >= _LEAST and most <= _MOST_IN_ALL) or 0 < least * largest < _FAR_FROM_UNDERFLOW:
             return False
         return most * largest <= _FAR_FROM_OVERFLOW or not largest < math.inf or bool(np.isfinite(self.sums).all())
 
@@ -505,6 +511,7 @@ class _OnlineSoftmax:
             before = self._maximum[of_rows]
             maximum = np.where(moved, before + top, before)
             step = maximum - before  # as float32 has it, so that tiles before and after agree
+            step = np.where(moved & (np.abs(top - step) > _SLACK), top, step)  # unless that rounds scores out of range
             scores -= step[:, :, None]
             shrink = np.where(fresh, 1, np.exp(-self._factor * step))
             self.sums[at] *= shrink[:, :, None]
@@ -550,6 +557,13 @@ def _few_keys(problem: AttentionProblem) -> int:
     widest = max(problem.head_dim + 1, problem.head_dim_v)
     few = min(unpacked_product() // (_STACK * widest), cache_bytes(1) // (_STACK * 4)) // 4 * 4
     return few if few >= _LEAST_KEYS else 0
+
+
+def _unit_of(largest: float) -> float:
+    """Return the power of two to multiply values by, the largest of them given, so that they are ordinary."""
+    if largest == 0 or 1 / _ORDINARY <= largest <= _ORDINARY:
+        return 1.0
+    return 2.0 ** min(max(-math.frexp(largest)[1], -126), 126)
 
 
 def _longest(vectors: Array) -> float:

@@ -390,11 +390,27 @@ def test_blas_comes_back_after_an_error_on_the_way_back(name: str, monkeypatch: 
         prepared.close()
 
 
-def test_values_near_the_top_of_float32_do_not_overflow(cpu_kernel) -> None:
-    problem = AttentionProblem(heads=2, seq_q=300, head_dim=8)
-    inputs = seeded(problem, 0)
-    huge = Inputs(inputs.q, inputs.k, inputs.v * np.float32(1e34))
-    cpu_kernel.check(problem, huge)
+@pytest.mark.parametrize("size", [1e-30, 1e34])
+@pytest.mark.parametrize("shift", [-44, 0, 60])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"key_mask": np.arange(600)[None] % 3 > 0}])
+def test_values_near_the_ends_of_float32_are_not_lost(
+    cpu_kernel, options: dict[str, Any], shift: float, size: float
+) -> None:
+    """Of all scores near -44 or 60, for which cpu-flash looks for no maximum, and far apart, for which it does."""
+    problem = AttentionProblem(heads=2, seq_q=600, head_dim=33, **options)
+    for larger in (1, 10, 100):
+        inputs = seeded(problem, 0)
+        inputs.q[...] *= larger
+        inputs.v[...] *= np.float32(size)
+        inputs.q[..., -1], inputs.k[..., -1] = 1, shift / problem.scale
+        cpu_kernel.check(problem, inputs)
+
+
+@pytest.mark.parametrize("scale", [1e8, -1e9, 1e20])
+def test_a_maximum_of_billions_moves(cpu_kernel, scale: float) -> None:
+    """Float32 keeps multiples of 64 there, and more: a maximum is off by more than the exponential takes."""
+    problem = AttentionProblem(heads=9, kv_heads=3, seq_q=1, seq_k=2000, head_dim=176, scale=scale)
+    cpu_kernel.check(problem, seeded(problem, 0))
 
 
 def test_a_maximum_that_rises_from_tile_to_tile(cpu_kernel) -> None:

@@ -201,6 +201,17 @@ def test_a_bad_key_reaches_exactly_the_rows_that_see_it(
     assert np.isfinite(got.output[0, 0]).all()
 
 
+def test_a_bad_value_beside_equal_ones_reaches_the_rows_that_see_it(kernel) -> None:
+    problem = AttentionProblem(heads=1, seq_q=8, head_dim=4, causal=True)
+    inputs = seeded(problem, 15)
+    inputs.v[..., 0] = 1
+    inputs.v[0, 0, 5, 2] = np.nan
+    got = kernel.run(problem, inputs)
+    verdict = verify(expect(problem, inputs), got.output)
+    assert verdict.verified, verdict
+    assert verdict.nonfinite == 3
+
+
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0}], ids=["plain", "soft cap"])
 def test_a_bad_query_reaches_its_own_row_alone(kernel, options: dict[str, Any]) -> None:
     problem = AttentionProblem(heads=2, seq_q=40, head_dim=16, **options)
