@@ -158,8 +158,8 @@ def _blocks(problem: AttentionProblem, limits: Limits) -> Blocks:
         return blocks
     # A block turns all keys, so with few threads it may be a large one. Where rows see the same keys and products begin
     # at the same rows, they are computed alike however they are cut: results do not depend on the number of threads.
-    blocks = Blocks.of(problem, sizes, _ENOUGH_FLOPS, min(ENOUGH_BLOCKS, _BLOCKS_A_THREAD * limits.threads))
-    rows = -(-blocks.rows // step) * step
+    larger = Blocks.of(problem, sizes, _ENOUGH_FLOPS, min(ENOUGH_BLOCKS, _BLOCKS_A_THREAD * limits.threads))
+    rows = -(-larger.rows // step) * step
     return replace(blocks, rows=rows, row_blocks=-(-problem.seq_q // rows))
 
 

@@ -225,6 +225,7 @@ def test_a_run_stops_in_the_middle(name: str) -> None:
         {"heads": 1, "seq_q": 600, "seq_k": 513, "causal": True},
         {"heads": 6, "kv_heads": 2, "seq_q": 130, "seq_k": 65, "head_dim": 20, "window": 40},
         {"heads": 1, "seq_q": 4100, "seq_k": 200, "head_dim": 128},
+        {"heads": 4, "kv_heads": 2, "seq_q": 219, "seq_k": 705},
     ],
 )
 def test_results_do_not_depend_on_the_number_of_threads(name: str, options: dict[str, Any]) -> None:
