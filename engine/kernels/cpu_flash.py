@@ -270,7 +270,7 @@ class _PreparedFlash(Prepared):
         softmax = _OnlineSoftmax(problem, work, sight, q, self._scale_of(q, found))
         columns = softmax.columns_of(v)
 
-        unit = 1.0
+        unit = 1.0  # what values are multiplied by
         for exact in (False, True):
             if exact and finite:
                 unit = _unit_of(found.largest)
@@ -291,7 +291,7 @@ class _PreparedFlash(Prepared):
         means = np.divide(softmax.sums, softmax.totals[:, :, None], out=softmax.sums)
         if unit != 1:
             means /= unit
-        if finite and found.constant:
+        if finite and (found.constant or unit != 1):
             np.maximum(means, found.low[:, None, :, None], out=means)
             np.minimum(means, found.high[:, None, :, None], out=means)
         for by_row, by_stack in _alike(output, means):

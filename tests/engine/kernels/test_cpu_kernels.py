@@ -407,6 +407,23 @@ def test_values_near_the_ends_of_float32_are_not_lost(
         cpu_kernel.check(problem, inputs)
 
 
+@pytest.mark.parametrize("name", ["cpu-flash", "cpu-naive"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_means_of_the_largest_values_are_finite(name: str, causal: bool) -> None:
+    """Sums of two of them are not, and a mean that is rounded up may not be."""
+    problem = AttentionProblem(heads=2, seq_q=600, head_dim=33, causal=causal)
+    inputs = seeded(problem, 0)
+    inputs.v[...] = np.finfo(np.float32).max * (1 - np.minimum(np.abs(inputs.v) * np.float32(1e-6), 1))
+    with open_cpu(threads=2) as device:
+        for larger in (1, 30):
+            inputs.q[...] *= larger
+            prepared = get_kernel(name).prepare(problem, inputs, device)
+            prepared.run()
+            verdict = verify(expect(problem, inputs), prepared.outputs().output)
+            assert verdict.verified, verdict
+            prepared.close()
+
+
 @pytest.mark.parametrize("scale", [1e8, -1e9, 1e20])
 def test_a_maximum_of_billions_moves(cpu_kernel, scale: float) -> None:
     """Float32 keeps multiples of 64 there, and more: a maximum is off by more than the exponential takes."""
