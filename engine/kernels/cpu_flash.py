@@ -479,7 +479,8 @@ class _OnlineSoftmax:
         for few, shape, out in views.products:
             np.matmul(keys[:, few].reshape(shape), views.queries, out=out)
         if self._softcap is not None:  # it is not linear, so the maximum cannot enter the product
-            scores *= self._scale.before_cap
+            if self._scale.before_cap != 1:
+                scores *= self._scale.before_cap
             apply_softcap(scores, self._softcap)
             if self._shifted:
                 scores -= self._maximum[views.at[:2] + views.at[3:]][:, :, None]
@@ -489,18 +490,18 @@ class _OnlineSoftmax:
         """Set to -inf the scores of a tile that rows do not see, or their weights to 0."""
         if tile.whole:
             return
-        kept = views.hidden if value == 0 else []  # scores are hidden far less often than weights
-        for scores, hidden in kept:
-            cover(scores, hidden, value)
-        if kept:
+        if views.hidden and value == 0:
+            for scores, hidden in views.hidden:
+                cover(scores, hidden, value)
             return
+        covered = []
         for rows, mask in self._sight.hidden(tile, self._hidden, value, self.stack, turned=True):
             at = self.place(slice(rows.start - tile.rows.start, rows.stop - tile.rows.start))
             for hidden, scores in _alike(mask[None], views.scores[at]):
                 cover(scores, hidden, value)
-                kept.append((scores, hidden))
-        if not all(self._hidden.lasts(hidden) for _, hidden in kept):
-            kept.clear()
+                covered.append((scores, hidden))
+        if value == 0 and all(self._hidden.lasts(hidden) for _, hidden in covered):  # scores are hidden far less often
+            views.hidden.extend(covered)
 
     def _move_maximum(self, at: tuple[slice, ...], scores: Array) -> None:
         """Where the scores of a tile are far from the row's maximum so far, move it, and scores and sums with it."""
