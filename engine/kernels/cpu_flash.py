@@ -82,6 +82,7 @@ _MOST = 1e6  # sum of a row's weights in a tile above which scores exceed the ma
 _MOST_IN_ALL = 1e30  # sum of all its weights above which they may be beyond float32, or times their values
 _FAR_FROM_OVERFLOW, _FAR_FROM_UNDERFLOW = 1e38, 1e-30
 _ORDINARY = 1e15  # values up to this, and down to its inverse, are far from both with any weights of an exact pass
+_FLOOR = -80.0  # of exponents: e^-80 is next to nothing, yet not subnormal, which costs BLAS a hundred times as long
 _MODEST = 24.0  # scores that a rounded scale changes by at most 1.5e-6; 2 to their power is no subnormal number
 _LEAST = 1e-20  # sum of all its weights below which they fall short of it by so far that the least ones are lost
 
@@ -288,6 +289,7 @@ class _PreparedFlash(Prepared):
                 break
 
         output = self._output[batch, heads, rows].reshape(groups, -1, problem.head_dim_v)
+        softmax.totals[softmax.fresh] = np.nan  # all scores there are -inf: a mean of nothing
         means = np.divide(softmax.sums, softmax.totals[:, :, None], out=softmax.sums)
         if unit != 1:
             means /= unit
@@ -366,9 +368,9 @@ class _OnlineSoftmax:
         self._careful = self._exact  # while some row has no score yet, and once a tile has exceeded a maximum
         self._exceeded = False
         self._shifted = False  # whether any maximum is not 0
-        self._fresh = np.zeros(self.totals.shape, np.bool_)  # rows without a score so far
+        self.fresh = np.zeros(self.totals.shape, np.bool_)  # rows without a score so far
         if seeing is not None:
-            self.by_row(self._fresh)[:] = seeing
+            self.by_row(self.fresh)[:] = seeing
         for array in (self._all, self._maximum, self._queries[:, :, -1]):
             array.fill(0)
 
@@ -406,9 +408,10 @@ class _OnlineSoftmax:
             self._move_maximum(views.at, weights)
         if self._scale.exponents != 1:
             weights *= self._scale.exponents
+        if self._exact:
+            np.maximum(weights, _FLOOR, out=weights)
         self._scale.exponential(weights, out=weights)
-        if not careful:
-            self._hide(tile, views, 0.0)
+        self._hide(tile, views, 0.0)
         np.matmul(views.ones, weights, out=views.tile_totals)
         if self._exact and not careful and not views.tile_totals.max() <= _MOST:
             self._careful = self._exceeded = True
@@ -506,7 +509,7 @@ class _OnlineSoftmax:
     def _move_maximum(self, at: tuple[slice, ...], scores: Array) -> None:
         """Where the scores of a tile are far from the row's maximum so far, move it, and scores and sums with it."""
         of_rows = at[:2] + at[3:]
-        top, fresh = scores.max(axis=2), self._fresh[of_rows]
+        top, fresh = scores.max(axis=2), self.fresh[of_rows]
         moved = (top > _SLACK) | (fresh & (top < -_SLACK) & (top > -np.inf))
         if moved.any():
             before = self._maximum[of_rows]
@@ -521,7 +524,7 @@ class _OnlineSoftmax:
             self._queries[:, :, -1][of_rows] = -maximum
             self._shifted = True
         fresh &= top == -np.inf
-        self._careful = self._exceeded or bool(self._fresh.any())
+        self._careful = self._exceeded or bool(self.fresh.any())
 
 
 def _default(problem: AttentionProblem, limits: Limits) -> BlockSizes:

@@ -424,6 +424,22 @@ def test_means_of_the_largest_values_are_finite(name: str, causal: bool) -> None
             prepared.close()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_all_of_whose_scores_are_minus_infinity_have_no_mean(cpu_kernel, causal: bool) -> None:
+    """And rows that see one other key have its value, whether it comes before those or after."""
+    problem = AttentionProblem(heads=2, seq_q=300, seq_k=600, head_dim=4, causal=causal)
+    for others in ([], [0], [590]):
+        inputs = seeded(problem, 0)
+        inputs.q[..., 0], inputs.k[..., 0] = -1, np.inf
+        inputs.k[:, :, others, 0] = 300
+        inputs.v[..., 1] = 1
+        got = cpu_kernel.run(problem, inputs)
+        verdict = verify(expect(problem, inputs), got.output)
+        assert verdict.verified, verdict
+        seeing = {(): 0, (0,): 300, (590,): 10 if causal else 300}[tuple(others)]
+        assert verdict.nonfinite == 2 * (300 - seeing)
+
+
 @pytest.mark.parametrize("scale", [1e8, -1e9, 1e20])
 def test_a_maximum_of_billions_moves(cpu_kernel, scale: float) -> None:
     """Float32 keeps multiples of 64 there, and more: a maximum is off by more than the exponential takes."""
