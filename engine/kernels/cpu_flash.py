@@ -284,7 +284,7 @@ class _PreparedFlash(Prepared):
                     softmax.add(tile, k[:, index], columns[..., index])
                 else:
                     values = np.multiply(v[:, index], unit, out=work.values[:, : tile.stop - tile.start])
-                    self._add_nonfinite(softmax, sight, tile, k[:, index], values)
+                    self._add_copied(softmax, sight, tile, k[:, index], values)
             if softmax.sound(found.largest):
                 break
 
@@ -304,10 +304,10 @@ class _PreparedFlash(Prepared):
             lse = np.where(sight.blind, -np.inf, softmax.lse())
             self._lse[batch, heads, rows] = lse.reshape(heads.stop - heads.start, -1)
 
-    def _add_nonfinite(self, softmax: _OnlineSoftmax, sight: Sight, tile: Tile, keys: Array, values: Array) -> None:
-        """Add a tile some of whose values may be NaN or infinite, which only rows that see them may get.
+    def _add_copied(self, softmax: _OnlineSoftmax, sight: Sight, tile: Tile, keys: Array, values: Array) -> None:
+        """Add a tile by a copy of its values; those that are NaN or infinite reach only rows that see them.
 
-        In ``values`` they are set to 0.
+        In ``values`` these are set to 0.
         """
         taken = [take_nonfinite(of_head) for of_head in values]
         weights = softmax.add(tile, keys, softmax.columns_of(values))

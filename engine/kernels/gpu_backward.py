@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.gpu.buffers import padded
 from engine.gpu.device import GpuDevice
@@ -13,12 +14,13 @@ from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
 from engine.inputs import Inputs
 from engine.kernels.base import Gradients
-from engine.kernels.gpu import CHUNK_BYTES, GpuPrepared, mask_bytes, special_bits, tensor_buffers
+from engine.kernels.gpu import CHUNK_BYTES, GpuPrepared, mask_bytes, row_offsets, special_bits, tensor_buffers
 from engine.masks import has_nonfinite
 from engine.problem import AttentionProblem
 
 _ROWS_PARAMS_BYTES = 16
 _ROWS, _LANES = 8, 8  # of a workgroup of the first pass, and threads a row
+_LOG2_E = float(np.log2(np.e))
 _LARGE_BITS = int(np.float32(3e38).view(np.uint32))
 
 
@@ -27,6 +29,19 @@ def common_bytes(problem: AttentionProblem) -> int:
     rows = 4 * problem.pairs * problem.seq_q
     tensors = 2 * sum(tensor_buffers(problem)) + padded(rows)
     return tensors + mask_bytes(problem) + padded(2 * rows) + _ROWS_PARAMS_BYTES + CHUNK_BYTES
+
+
+def rule_words(problem: AttentionProblem) -> NDArray[np.uint32]:
+    """Return what gpu-flash's shaders call lo_offset, hi_offset, neg_inf_bits, nan_bits, scale, score_scale, softcap.
+
+    ``score_scale`` makes exponents of 2 of scores; with a soft cap log2(e) comes in after the tanh.
+    """
+    words = np.empty(7, np.uint32)
+    words[:2].view(np.int32)[:] = row_offsets(problem)
+    words[2:4] = special_bits()
+    score_scale = problem.scale if problem.softcap else problem.scale * _LOG2_E
+    words[4:].view(np.float32)[:] = (problem.scale, score_scale, problem.softcap or 0.0)
+    return words
 
 
 class GpuBackward(GpuPrepared):

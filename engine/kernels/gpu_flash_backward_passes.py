@@ -19,13 +19,12 @@ from engine.devices import Limits
 from engine.gpu.probe import MIN_LANES
 from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
-from engine.kernels.gpu import CHUNK_BYTES, mask_words, row_offsets, special_bits
-from engine.kernels.gpu_backward import GpuBackward
+from engine.kernels.gpu import CHUNK_BYTES, mask_words
+from engine.kernels.gpu_backward import GpuBackward, rule_words
 from engine.kernels.gpu_flash_variant import Laid, power_of_two, round_up
 from engine.problem import AttentionProblem
 
 _PARAMS_BYTES = 80
-_LOG2_E = float(np.log2(np.e))
 _GROUPS_AT_ONCE = 4  # vec4 columns of a tile's sum held in registers beside the running ones
 
 
@@ -132,10 +131,7 @@ def _pass(
         pairs, heads, problem.group, row_tiles,
         col_tiles, steps, mask_words(problem), steps * col_tiles_in_all,
     )  # fmt: skip
-    params[12:14].view(np.int32)[:] = row_offsets(problem)
-    params[14:16] = special_bits()
-    score_scale = problem.scale if problem.softcap else problem.scale * _LOG2_E
-    params[16:19].view(np.float32)[:] = (problem.scale, score_scale, problem.softcap or 0.0)
+    params[12:19] = rule_words(problem)
     params[19] = col_tiles_in_all
     gradients = [prepared.dq] if of_queries else [prepared.dk, prepared.dv]
     mine = [prepared.query, prepared.grad_output] if of_queries else [prepared.key, prepared.value]

@@ -19,8 +19,8 @@ import numpy as np
 from engine.devices import Limits
 from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
-from engine.kernels.gpu import CHUNK_BYTES, mask_words, row_offsets, special_bits
-from engine.kernels.gpu_backward import GpuBackward
+from engine.kernels.gpu import CHUNK_BYTES, mask_words
+from engine.kernels.gpu_backward import GpuBackward, rule_words
 from engine.kernels.gpu_flash_variant import Laid, power_of_two, round_up
 from engine.problem import AttentionProblem
 
@@ -33,7 +33,6 @@ _SUMMED_APART = 512  # keys or queries whose sums are added to the gradients at 
 _WORKSPACE = "weights of a round"
 _LARGEST_SLICE = 64  # elements of head_dim in workgroup memory at once
 _PARAMS_BYTES = 112
-_LOG2_E = float(np.log2(np.e))
 
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,10 +210,7 @@ def _passes(
         problem.heads, problem.group, problem.pairs, problem.batch * problem.kv_heads,
         -(-problem.seq_q // ROWS), -(-problem.seq_k // COLS), mask_words(problem), tiles.blocks,
     )  # fmt: skip
-    params[12:14].view(np.int32)[:] = row_offsets(problem)
-    params[14:16] = special_bits()
-    score_scale = problem.scale if problem.softcap else problem.scale * _LOG2_E
-    params[16:19].view(np.float32)[:] = (problem.scale, score_scale, problem.softcap or 0.0)
+    params[12:19] = rule_words(problem)
     params[19:27] = (
         one.first_pair, one.pairs, one.q0, one.k0, one.q_blocks, one.k_blocks, one.new_queries, one.new_keys,
     )  # fmt: skip
