@@ -23,12 +23,11 @@ from engine.inputs import Inputs
 from engine.kernels.gpu import CHUNK_BYTES
 from engine.kernels.gpu_backward import GpuBackward, common_bytes
 from engine.kernels.gpu_flash_backward_passes import Passes, choose_passes
-from engine.kernels.gpu_flash_backward_rounds import Rounds, choose_rounds
+from engine.kernels.gpu_flash_backward_rounds import Rounds, choose_rounds, fill_gpu
 from engine.kernels.gpu_flash_variant import round_up
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
 
-_FULL = 2048  # blocks of a round that fill a large GPU
 _LAYOUT_PARAMS_BYTES = 16
 _LAYOUT_THREADS = 64
 
@@ -36,7 +35,7 @@ _LAYOUT_THREADS = 64
 def choose_form(problem: AttentionProblem, limits: Limits) -> Passes | Rounds | None:
     """Return the form to compile for the problem within these limits, None where none fits. Pure."""
     rounds = choose_rounds(problem, limits)
-    if rounds and (limits.software or rounds.blocks >= _FULL):
+    if rounds and (limits.software or fill_gpu(problem, rounds)):
         return rounds
     return choose_passes(problem, limits)
 

@@ -29,6 +29,7 @@ BLOCK_BYTES = 2 * 4 * ROWS * COLS  # P and dS
 _ROW_BYTES = {True: 512, False: 1024}  # of workspace for each row of Q and of K, by "is software"
 _MOST = 1024  # keys of a round, and queries of all heads of a group; more where all pairs fit
 _FEW = 16  # blocks, 1 MiB: with fewer a round is not worth its start
+_FULL = (500, 350)  # blocks that are seen, and workgroups of the second pass, with which a round fills a large GPU
 _SUMMED_APART = 512  # keys or queries whose sums are added to the gradients at once
 _WORKSPACE = "weights of a round"
 _LARGEST_SLICE = 64  # elements of head_dim in workgroup memory at once
@@ -134,6 +135,23 @@ def choose_rounds(problem: AttentionProblem, limits: Limits) -> Rounds | None:
     )
 
 
+def fill_gpu(problem: AttentionProblem, tiles: Rounds) -> bool:
+    """Whether the average round fills a large GPU. Pure."""
+    all_seen = problem.heads * msgspec.structs.replace(problem, key_mask=None).visible_pairs() / (ROWS * COLS)
+    times = -(-problem.pairs // tiles.pairs)
+    pairs, kv_pairs = problem.pairs / times, max(problem.pairs / problem.group / times, 1.0)
+    of_queries, of_keys = _workgroups(problem, tiles)
+    blocks = all_seen / times / len(_meetings(problem, tiles))
+    workgroups = pairs * tiles.q_blocks * of_queries + kv_pairs * tiles.k_blocks * of_keys
+    return blocks >= _FULL[0] and workgroups >= _FULL[1]
+
+
+def _workgroups(problem: AttentionProblem, tiles: Rounds) -> tuple[int, int]:
+    """Return the workgroups of the second pass that a tile of queries needs, and a tile of keys."""
+    of_q_or_k, of_v = (-(-width // (32 * tiles.col_groups)) for width in (problem.head_dim, problem.head_dim_v))
+    return of_q_or_k, COLS // ROWS * (of_q_or_k + of_v)
+
+
 def _most_of_a_round(problem: AttentionProblem, limits: Limits) -> tuple[int, int, int]:
     """Return (pairs, tiles of queries, tiles of keys) whose blocks are as many as rows of Q and K stand for, or few."""
     rows = problem.pairs * problem.seq_q + problem.batch * problem.kv_heads * problem.seq_k
@@ -237,9 +255,8 @@ def _passes(
 
     last_pair = one.first_pair + one.pairs - 1
     kv_pairs = last_pair // problem.group - one.first_pair // problem.group + 1
-    of_q_or_k, of_v = (-(-width // (32 * tiles.col_groups)) for width in (problem.head_dim, problem.head_dim_v))
-    of_keys = kv_pairs * one.k_blocks * (COLS // ROWS)
-    workgroups = one.pairs * one.q_blocks * of_q_or_k + of_keys * (of_q_or_k + of_v)
+    of_queries, of_keys = _workgroups(problem, tiles)
+    workgroups = one.pairs * one.q_blocks * of_queries + kv_pairs * one.k_blocks * of_keys
     yield prepared.dispatch(
         render(
             "gpu_flash_backward_rounds_gradients",

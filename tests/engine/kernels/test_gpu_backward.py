@@ -19,7 +19,7 @@ from engine.kernels import gpu_flash_backward, gpu_flash_backward_rounds
 from engine.kernels.base import Gradients
 from engine.kernels.gpu_flash_backward import choose_form, scratch_bytes
 from engine.kernels.gpu_flash_backward_passes import Passes, choose_passes
-from engine.kernels.gpu_flash_backward_rounds import COLS, ROWS, choose_rounds, rounds
+from engine.kernels.gpu_flash_backward_rounds import COLS, ROWS, Rounds, choose_rounds, rounds
 from engine.kernels.gpu_naive_cut import groups
 from engine.kernels.registry import get_kernel
 from engine.measure.verify_backward import expect_gradients
@@ -148,11 +148,24 @@ def test_every_head_dim_finds_a_form_within_the_workgroup_memory(kib: int, softw
             assert 4 * laid.stride >= max(head_dim, head_dim_v)
 
 
-def test_a_gpu_that_a_round_would_not_fill_makes_two_passes() -> None:
-    gpu = limits(software=False)
-    assert isinstance(choose_form(backward(heads=8, seq_q=1024), gpu), Passes)
-    many = backward(batch=4, heads=16, seq_q=4096)
-    assert choose_form(many, gpu) == choose_rounds(many, gpu)
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        ({"batch": 4, "heads": 16, "seq_q": 4096}, Rounds),
+        ({"batch": 4, "heads": 16, "seq_q": 4096, "key_mask": np.arange(4 * 4096).reshape(4, 4096) % 8 == 0}, Rounds),
+        ({"heads": 8, "seq_q": 4096, "causal": True}, Rounds),
+        ({"heads": 32, "seq_q": 512}, Rounds),
+        ({"heads": 32, "kv_heads": 8, "seq_q": 2048, "head_dim": 128, "causal": True}, Rounds),
+        ({"heads": 8, "seq_q": 1024}, Passes),
+        ({"heads": 2, "seq_q": 16_384}, Passes),  # long rows of blocks are few workgroups of the second pass
+        ({"heads": 8, "seq_q": 8192, "window": 512}, Passes),  # of many blocks most are not seen
+    ],
+    ids=["many", "few keys unmasked", "causal", "short", "grouped", "few heads, short", "few heads, long", "window"],
+)
+def test_a_gpu_that_rounds_do_not_fill_makes_two_passes(options: dict[str, Any], form: type) -> None:
+    problem = backward(**{"head_dim": 64} | options)
+    assert isinstance(choose_form(problem, limits(software=False)), form)
+    assert isinstance(choose_form(problem, limits(software=True)), Rounds)
 
 
 @given(
@@ -202,7 +215,7 @@ def test_gradients_add_up_over_rounds(
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(software=software))
     monkeypatch.setattr(gpu_flash_backward_rounds, "_most_of_a_round", lambda *_: most)
-    monkeypatch.setattr(gpu_flash_backward, "_FULL", 0)
+    monkeypatch.setattr(gpu_flash_backward, "fill_gpu", lambda *_: True)
     problem = backward(batch=2, heads=6, kv_heads=2, head_dim=7, head_dim_v=36, **options)
     inputs = seeded(problem, 9)
     got = check("gpu-flash", problem, inputs, device)
@@ -216,11 +229,11 @@ def test_without_workgroup_memory_it_is_refused_with_the_figure() -> None:
     assert reason == "no tile fits this device's 1000 bytes of workgroup memory"
 
 
-@pytest.mark.parametrize("full", [0, 1 << 30], ids=["rounds", "passes"])
-def test_large_heads_are_right_in_little_workgroup_memory(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [True, False], ids=["rounds", "passes"])
+def test_large_heads_are_right_in_little_workgroup_memory(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(workgroup_bytes=8 * KIB, software=False))
-    monkeypatch.setattr(gpu_flash_backward, "_FULL", full)
+    monkeypatch.setattr(gpu_flash_backward, "fill_gpu", lambda *_: full)
     problem = backward(heads=1, seq_q=19, seq_k=45, head_dim=66, causal=True)
     form = choose_form(problem, device.limits)
     assert form is not None
@@ -229,11 +242,11 @@ def test_large_heads_are_right_in_little_workgroup_memory(full: int, monkeypatch
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("full", [0, 1 << 30], ids=["rounds", "passes"])
-def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, full: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [True, False], ids=["rounds", "passes"])
+def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(software=False))
-    monkeypatch.setattr(gpu_flash_backward, "_FULL", full)
+    monkeypatch.setattr(gpu_flash_backward, "fill_gpu", lambda *_: full)
     problem = backward(heads=4, kv_heads=2, seq_q=40, seq_k=70, head_dim=4, head_dim_v=7, softcap=5.0, window=30)
     check(name, problem, seeded(problem, 5), device)
 
