@@ -299,6 +299,15 @@ def test_memory_savings_at_any_length(device: str, seq: int, sentence: str) -> N
     assert estimate.call.flash_bytes >= 4 * 4 * seq * 512
 
 
+@pytest.mark.parametrize("seq", [0, 8])
+def test_an_estimate_of_no_call_is_refused(seq: int) -> None:
+    layer = FlashAttention(8, 2, device="cpu")
+    with pytest.raises(ValueError, match="batch must be at least 1, got -1"):
+        layer.memory_estimate(seq, batch=-1)
+    with pytest.raises(ValueError, match="direction must be forward or backward, got 'both'"):
+        layer.memory_estimate(seq, direction="both")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("bad", [-1, 1.5, True, "8"])
 def test_a_length_is_a_whole_number(bad: Any) -> None:
     layer = FlashAttention(8, 2, device="cpu")
@@ -355,6 +364,13 @@ def test_shapes_that_do_not_fit_are_refused_with_both_figures(device: str, array
     with pytest.raises(ValueError, match=words) as error:
         layer.forward(*arrays)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("bad", [None, "no", 1])
+def test_return_lse_is_true_or_false(device: str, bad: Any) -> None:
+    with pytest.raises(ValueError, match="return_lse must be True or False, got"):
+        FlashAttention(8, 2, device=device).forward(ONE, ONE, ONE, return_lse=bad)
 
 
 def test_kinds_and_devices_are_not_mixed() -> None:
