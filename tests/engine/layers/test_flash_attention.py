@@ -245,18 +245,24 @@ def test_the_estimate_of_a_whole_call_is_what_the_gpu_holds(
     assert held == layer.memory_estimate(seq, batch=2, direction="backward").call.flash_bytes
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_the_estimate_of_a_whole_call_is_what_the_cpu_holds(heads: int) -> None:
-    layer = FlashAttention(32 * heads, heads, device="cpu")
-    q, k, v = (random(512, 32 * heads, seed=seed) for seed in range(3))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "batch", "seq"),
+    [(1, 1, 32, 1, 512), (4, 4, 32, 1, 512), (8, 8, 64, 2, 300), (2, 1, 256, 1, 700), (8, 1, 256, 50, 1)],
+)
+def test_the_estimate_of_a_whole_call_is_what_the_cpu_holds(
+    heads: int, kv_heads: int, head_dim: int, batch: int, seq: int
+) -> None:
+    layer = FlashAttention(heads * head_dim, heads, num_kv_heads=kv_heads, device="cpu")
+    q, k, v = (random(batch, seq, n * head_dim, seed=seed) for seed, n in enumerate((heads, kv_heads, kv_heads)))
     layer.forward(q, k, v)
     with traced() as trace:
         output, lse = layer.forward(q, k, v, return_lse=True)
-    want = layer.memory_estimate(512).call.flash_bytes - 3 * q.nbytes
-    assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10)
+    want = layer.memory_estimate(seq, batch).call.flash_bytes - q.nbytes - k.nbytes - v.nbytes
+    assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (trace.peak_bytes, want)
     with traced() as trace:
         layer.backward(q, k, v, output, q, lse=lse)
-    want = layer.memory_estimate(512, direction="backward").call.flash_bytes - 5 * q.nbytes - lse.nbytes
+    given = 3 * q.nbytes + k.nbytes + v.nbytes + lse.nbytes
+    want = layer.memory_estimate(seq, batch, "backward").call.flash_bytes - given
     assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (trace.peak_bytes, want)
 
 
