@@ -1,7 +1,9 @@
-"""What a caller hands in, taken as real numbers or as a whole one, or refused in a sentence that names it."""
+"""What a caller hands in, taken as real numbers, as one number or as a flag, or refused in a sentence that names it."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any
 
 import numpy as np
@@ -35,3 +37,21 @@ def as_whole(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
     return int(value)
+
+
+def as_positive(name: str, value: Any) -> float:
+    """Return the value as a float. Raises ValueError for what is no finite number above 0."""
+    number = math.nan
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # a whole number beyond every float
+            number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+    return number
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """Return the value as a bool. Raises ValueError for what is neither True nor False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.arrays import as_array, as_float32, as_real
+from engine.arrays import as_array, as_flag, as_float32, as_real
 from engine.cpu import open_cpu
 from engine.devices import Device, DeviceUnavailable
 from engine.inputs import Inputs
@@ -59,10 +59,10 @@ def attention(
     chosen = get_kernel(kernel)
     if (missing := chosen.missing()) is not None:
         raise DeviceUnavailable(f"{kernel} is {missing}")
-    inputs = Inputs(_float32("q", q), _float32("k", k), _float32("v", v))
+    inputs, want_lse = Inputs(_float32("q", q), _float32("k", k), _float32("v", v)), as_flag("return_lse", return_lse)
     problem = _problem(
         inputs,
-        causal=_flag("causal", causal),
+        causal=as_flag("causal", causal),
         scale=scale,
         window=window,
         softcap=softcap,
@@ -83,7 +83,7 @@ def attention(
         reason = chosen.supports(problem, device.limits)
         if reason is not None:
             raise ValueError(f"{kernel} cannot run this problem: {reason}")
-        prepared = stack.enter_context(closing(chosen.prepare(problem, inputs, device, want_lse=return_lse)))
+        prepared = stack.enter_context(closing(chosen.prepare(problem, inputs, device, want_lse=want_lse)))
         prepared.run()
         outputs = prepared.outputs()
     if outputs.lse is None:
@@ -97,12 +97,6 @@ def _float32(name: str, value: ArrayLike) -> Array:
     if array.ndim != 4:
         raise ValueError(f"{name} must have 4 dimensions [batch, heads, seq, head_dim], got shape {list(array.shape)}")
     return as_float32(as_real(name, array))
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return bool(value)
 
 
 def _problem(inputs: Inputs, **options: Any) -> AttentionProblem:

@@ -84,9 +84,16 @@ class CpuBackend(Backend):
         with open_cpu() as cpu:
             return cpu.limits
 
+    def held_bytes(self, kernel: str, problem: AttentionProblem, limits: Limits) -> int:
+        """Return the bytes of a whole call with that kernel, at its peak."""
+        held = super().held_bytes(kernel, problem, limits)
+        if problem.backward:
+            return held
+        scratch = get_kernel(kernel).predict(problem, limits) - problem.tensor_bytes
+        return held - min(scratch, _copy_bytes(problem.output_shape))  # joined when the kernel's scratch is freed
+
     def _joined_bytes(self, problem: AttentionProblem) -> int:
-        shapes = (_sizes(problem, name) for name in _operands(problem))
-        return sum(4 * math.prod(shape) for shape in shapes if shape[1] > 1)  # a single head needs no copy
+        return sum(_copy_bytes(_sizes(problem, name)) for name in _operands(problem))
 
     def _compute(self, problem: AttentionProblem, given: Mapping[str, Tensor], want_lse: bool) -> list[Tensor]:
         split: dict[str, Any] = {}
@@ -170,6 +177,11 @@ def _operands(problem: AttentionProblem) -> tuple[str, ...]:
     """Return the names of what is split and joined, gradients under the names of what they answer to."""
     forward = ("q", "k", "v", "output")
     return (*forward, "grad_output", "q", "k", "v") if problem.backward else forward
+
+
+def _copy_bytes(shape: tuple[int, int, int, int]) -> int:
+    """Return the bytes of a copy on the CPU, which a single head, or a single row, needs none of."""
+    return 4 * math.prod(shape) if shape[1] > 1 and shape[2] > 1 else 0
 
 
 def _sizes(problem: AttentionProblem, name: str) -> tuple[int, int, int, int]:

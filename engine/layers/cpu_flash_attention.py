@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.arrays import as_float32, as_real, as_whole
+from engine.arrays import as_float32, as_positive, as_real, as_whole
 from engine.cpu import CpuDevice, open_cpu
 from engine.devices import Tuned
 from engine.inputs import Inputs, seeded
@@ -48,10 +48,9 @@ class CpuFlashAttentionConfig(msgspec.Struct, frozen=True):
             fill(self, name, as_whole(name, getattr(self, name)))
         if self.dimensions > MAX_HEAD_DIM:
             raise ValueError(f"dimensions must be at most {MAX_HEAD_DIM}, got {self.dimensions}")
-        number = isinstance(self.temperature, (int, float, np.integer, np.floating))
-        if not number or isinstance(self.temperature, bool) or not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be a finite number above 0, got {self.temperature!r}")
-        fill(self, "temperature", float(self.temperature))
+        fill(self, "temperature", as_positive("temperature", self.temperature))
+        if math.isinf(self.scale):
+            raise ValueError(f"temperature must not be so small that the scale is infinite, got {self.temperature!r}")
 
     @property
     def scale(self) -> float:
@@ -84,6 +83,8 @@ class CpuFlashAttention:
     """
 
     def __init__(self, config: CpuFlashAttentionConfig) -> None:
+        if not isinstance(config, CpuFlashAttentionConfig):
+            raise ValueError(f"config must be a CpuFlashAttentionConfig, got {config!r}")
         self.config = config
 
     @classmethod
@@ -126,14 +127,16 @@ class CpuFlashAttention:
     def benchmark(self, num_vectors: int, *, seconds: float = 1.0) -> BenchmarkResult:
         """Race naive against flash over that many vectors for at most about ``seconds`` each.
 
-        Both outputs are judged by the float64 reference before anything is timed. Raises ValueError where one of them
-        needs more memory than the device gives.
+        Both outputs are judged by the float64 reference before anything is timed. Raises ValueError for ``seconds`` not
+        above 0, and where one of the two needs more memory than the device gives.
         """
-        problem = self._problem(as_whole("num_vectors", num_vectors))
-        inputs = seeded(problem, 0)
-        expected = expect(problem, inputs)
+        problem, seconds = self._problem(as_whole("num_vectors", num_vectors)), as_positive("seconds", seconds)
         with ExitStack() as stack:
             device = stack.enter_context(self._device())
+            for name in (_NAIVE, _FLASH):
+                _check(name, problem, device)  # before vectors are drawn that might not fit either
+            inputs = seeded(problem, 0)
+            expected = expect(problem, inputs)
             runners, outputs = [], []
             for name in (_NAIVE, _FLASH):
                 prepared = stack.enter_context(closing(_prepare(name, problem, inputs, device)))
@@ -199,12 +202,15 @@ class CpuFlashAttention:
             yield device
 
 
-def _prepare(kernel: str, problem: AttentionProblem, inputs: Inputs, device: CpuDevice) -> Prepared:
-    chosen = get_kernel(kernel)
-    reason = chosen.supports(problem, device.limits)
+def _check(kernel: str, problem: AttentionProblem, device: CpuDevice) -> None:
+    reason = get_kernel(kernel).supports(problem, device.limits)
     if reason is not None:
         raise ValueError(f"{kernel} cannot run this problem: {reason}")
-    return chosen.prepare(problem, inputs, device)
+
+
+def _prepare(kernel: str, problem: AttentionProblem, inputs: Inputs, device: CpuDevice) -> Prepared:
+    _check(kernel, problem, device)
+    return get_kernel(kernel).prepare(problem, inputs, device)
 
 
 def _vectors(name: str, value: ArrayLike) -> Array:

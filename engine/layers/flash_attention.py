@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from engine.arrays import as_float32, as_real, as_whole
+from engine.arrays import as_flag, as_float32, as_real, as_whole
 from engine.layers.backends import backend
 from engine.layers.gpu_context import GpuContext
 from engine.layers.memory import MemoryEstimate
@@ -66,11 +66,9 @@ class FlashAttention:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
         if dim // num_heads > MAX_HEAD_DIM:
             raise ValueError(f"dim / num_heads must be at most {MAX_HEAD_DIM}, got {dim // num_heads}")
-        if not isinstance(causal, (bool, np.bool_)):
-            raise ValueError(f"causal must be True or False, got {causal!r}")
         self.dim, self.num_heads, self.num_kv_heads = dim, num_heads, num_kv_heads
         self.head_dim = dim // num_heads
-        self.causal = bool(causal)
+        self.causal = as_flag("causal", causal)
         self.device: Place = place(device)
         self._backend = backend(self.device)
 
@@ -85,12 +83,13 @@ class FlashAttention:
 
         Raises ValueError for what does not fit together, with both figures, or does not fit the device.
         """
+        want_lse = as_flag("return_lse", return_lse)
         given = self._given(q=q, k=k, v=v)
         problem = self._problem(given)
         with self._here(given) as tensors:
-            results = self._backend.compute(problem, tensors, return_lse)
+            results = self._backend.compute(problem, tensors, want_lse)
             output, *lse = (_of_kind(q, result) for result in results)
-        return (output, *lse) if return_lse else output
+        return (output, *lse) if want_lse else output
 
     def backward(
         self, q: Any, k: Any, v: Any, output: Any, grad_output: Any, *, lse: Any = None
@@ -126,10 +125,10 @@ class FlashAttention:
 
     def memory_estimate(self, seq_len: int, batch: int = 1, direction: Direction = "forward") -> LayerMemory:
         """Return what a call over ``seq_len`` queries and keys holds, in bytes; a backward one is given ``lse``."""
-        scores = self._scores(seq_len)
+        scores, seq = self._scores(seq_len), max(1, seq_len)
+        problem = msgspec.structs.replace(self._sized(batch, seq, seq), direction=direction)
         if seq_len == 0:
             return LayerMemory(scores, MemoryEstimate.of(0, 0))
-        problem = msgspec.structs.replace(self._sized(batch, seq_len, seq_len), direction=direction)
         here = self._backend
         limits = here.limits()
         naive, flash = (here.held_bytes(kernel, problem, limits) for kernel in (here.naive, here.flash))

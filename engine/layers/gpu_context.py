@@ -26,6 +26,8 @@ class GpuContext:
 
     def __new__(cls, selector: str = "auto") -> GpuContext:
         """Return the context of that adapter."""
+        if not isinstance(selector, str):
+            raise ValueError(f"selector must be 'auto', an index in quotes or part of a GPU's name, got {selector!r}")
         if selector not in _opened:
             device = open_gpu(selector)
             context = next((known for known in _opened.values() if known.device is device), None)

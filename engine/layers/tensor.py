@@ -132,7 +132,10 @@ class Tensor:
 
 
 def _shape(shape: Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(operator.index(n) for n in shape)
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise ValueError(f"a shape must be a sequence of whole numbers, got {shape!r}") from None
     if any(n < 0 for n in sizes):
         raise ValueError(f"a shape has no negative sizes, got {list(sizes)}")
     return sizes

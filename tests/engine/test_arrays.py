@@ -1,13 +1,14 @@
-"""What a caller hands in: taken as real numbers or a whole one, or refused in a sentence."""
+"""What a caller hands in: taken as real numbers, one number or a flag, or refused in a sentence."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.arrays import as_array, as_float32, as_real, as_whole
+from engine.arrays import as_array, as_flag, as_float32, as_positive, as_real, as_whole
 
 
 @pytest.mark.parametrize("value", [1.5, [], [[1, 2], [3, 4]], np.ones(3, ">f8"), np.ones((2, 3), np.float16).T])
@@ -42,3 +43,19 @@ def test_whole_numbers() -> None:
     for bad in (0, -1, 2.0, True, "3", None):
         with pytest.raises(ValueError, match="n must be a whole number from 1 on, got"):
             as_whole("n", bad)
+
+
+def test_numbers_above_0() -> None:
+    assert as_positive("x", np.float16(0.5)) == 0.5
+    assert isinstance(as_positive("x", 3), float)
+    for bad in (0, -1.0, math.nan, math.inf, 10**400, True, "1", 1j, None, np.ones(1)):
+        with pytest.raises(ValueError, match="x must be a finite number above 0, got"):
+            as_positive("x", bad)
+
+
+def test_flags() -> None:
+    assert as_flag("x", np.True_) is True
+    assert as_flag("x", False) is False
+    for bad in (1, 0, None, "yes", np.ones(2, np.bool_)):
+        with pytest.raises(ValueError, match="x must be True or False, got"):
+            as_flag("x", bad)

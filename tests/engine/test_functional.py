@@ -101,6 +101,7 @@ ONES = np.ones((1, 2, 4, 3), np.float32)
         ((np.ones((1, 1, 1, 257)),) * 3, {}, "at most 256"),
         ((ONES, ONES, ONES), {"kernel": "cpu-fast"}, "unknown kernel"),
         ((ONES, ONES, ONES), {"causal": "yes"}, "causal must be True or False"),
+        ((ONES, ONES, ONES), {"return_lse": None}, "return_lse must be True or False"),
         ((ONES, ONES, ONES), {"window": 0}, "window must be at least 1"),
         ((ONES, ONES, ONES), {"window": 2.5}, "window must be a whole number"),
         ((ONES, ONES, ONES), {"softcap": -1}, "softcap must be above 0"),

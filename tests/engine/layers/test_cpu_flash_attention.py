@@ -109,12 +109,19 @@ def test_the_config() -> None:
         ((64, 8, math.nan), "temperature"),
         ((64, 8, math.inf), "temperature"),
         ((64, 8, "1"), "temperature"),
+        ((64, 8, 10**400), "temperature must be a finite number above 0"),
+        ((64, 8, 1e-320), "temperature must not be so small that the scale is infinite, got 1e-320"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(config: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
         CpuFlashAttentionConfig(*config)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_config_is_refused() -> None:
+    with pytest.raises(ValueError, match="config must be a CpuFlashAttentionConfig, got 64"):
+        CpuFlashAttention(64)  # type: ignore[arg-type]
 
 
 X = np.ones((4, 8), np.float32)
@@ -202,6 +209,17 @@ def test_the_benchmark() -> None:
     assert threading.enumerate() == threads
     fields = "naive_time_ms flash_time_ms speedup memory_reduction num_queries dimensions max_abs_error equivalent"
     assert msgspec.structs.asdict(result).keys() == set(fields.split())
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.nan, "1"])
+def test_the_benchmark_takes_some_time(bad: Any) -> None:
+    with pytest.raises(ValueError, match="seconds must be a finite number above 0, got"):
+        CpuFlashAttention.with_dimensions(8).benchmark(5, seconds=bad)
+
+
+def test_a_benchmark_that_does_not_fit_is_refused_before_its_vectors_are_drawn() -> None:
+    with pytest.raises(ValueError, match=r"cpu-naive cannot run this problem: its score matrices need .* the limit is"):
+        CpuFlashAttention.with_dimensions(8).benchmark(4_000_000_000)
 
 
 def test_a_wrong_result_gets_no_speedup(monkeypatch: pytest.MonkeyPatch) -> None:

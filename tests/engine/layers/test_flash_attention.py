@@ -245,18 +245,24 @@ def test_the_estimate_of_a_whole_call_is_what_the_gpu_holds(
     assert held == layer.memory_estimate(seq, batch=2, direction="backward").call.flash_bytes
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_the_estimate_of_a_whole_call_is_what_the_cpu_holds(heads: int) -> None:
-    layer = FlashAttention(32 * heads, heads, device="cpu")
-    q, k, v = (random(512, 32 * heads, seed=seed) for seed in range(3))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "batch", "seq"),
+    [(1, 1, 32, 1, 512), (4, 4, 32, 1, 512), (8, 8, 64, 2, 300), (2, 1, 256, 1, 700), (8, 1, 256, 50, 1)],
+)
+def test_the_estimate_of_a_whole_call_is_what_the_cpu_holds(
+    heads: int, kv_heads: int, head_dim: int, batch: int, seq: int
+) -> None:
+    layer = FlashAttention(heads * head_dim, heads, num_kv_heads=kv_heads, device="cpu")
+    q, k, v = (random(batch, seq, n * head_dim, seed=seed) for seed, n in enumerate((heads, kv_heads, kv_heads)))
     layer.forward(q, k, v)
     with traced() as trace:
         output, lse = layer.forward(q, k, v, return_lse=True)
-    want = layer.memory_estimate(512).call.flash_bytes - 3 * q.nbytes
-    assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10)
+    want = layer.memory_estimate(seq, batch).call.flash_bytes - q.nbytes - k.nbytes - v.nbytes
+    assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (trace.peak_bytes, want)
     with traced() as trace:
         layer.backward(q, k, v, output, q, lse=lse)
-    want = layer.memory_estimate(512, direction="backward").call.flash_bytes - 5 * q.nbytes - lse.nbytes
+    given = 3 * q.nbytes + k.nbytes + v.nbytes + lse.nbytes
+    want = layer.memory_estimate(seq, batch, "backward").call.flash_bytes - given
     assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (trace.peak_bytes, want)
 
 
@@ -297,6 +303,15 @@ def test_memory_savings_at_any_length(device: str, seq: int, sentence: str) -> N
     assert estimate.scores == MemoryEstimate.of(4 * seq * seq, 4 * seq * 64)
     assert estimate.call.naive_bytes >= 8 * estimate.scores.naive_bytes
     assert estimate.call.flash_bytes >= 4 * 4 * seq * 512
+
+
+@pytest.mark.parametrize("seq", [0, 8])
+def test_an_estimate_of_no_call_is_refused(seq: int) -> None:
+    layer = FlashAttention(8, 2, device="cpu")
+    with pytest.raises(ValueError, match="batch must be at least 1, got -1"):
+        layer.memory_estimate(seq, batch=-1)
+    with pytest.raises(ValueError, match="direction must be forward or backward, got 'both'"):
+        layer.memory_estimate(seq, direction="both")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, True, "8"])
@@ -355,6 +370,13 @@ def test_shapes_that_do_not_fit_are_refused_with_both_figures(device: str, array
     with pytest.raises(ValueError, match=words) as error:
         layer.forward(*arrays)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("bad", [None, "no", 1])
+def test_return_lse_is_true_or_false(device: str, bad: Any) -> None:
+    with pytest.raises(ValueError, match="return_lse must be True or False, got"):
+        FlashAttention(8, 2, device=device).forward(ONE, ONE, ONE, return_lse=bad)
 
 
 def test_kinds_and_devices_are_not_mixed() -> None:

@@ -65,6 +65,8 @@ def test_other_real_numbers_become_float32(device: str, given: Any) -> None:
         (lambda: Tensor.from_numpy([[1], [2, 3]], "cpu"), "nested lists"),
         (lambda: Tensor.zeros((2,), np.int32, "cpu"), "float32 or float16, not int32"),
         (lambda: Tensor.zeros((2, -1), np.float32, "cpu"), "negative"),
+        (lambda: Tensor.zeros(5, np.float32, "cpu"), "a shape must be a sequence of whole numbers, got 5"),
+        (lambda: Tensor.zeros((2.5,), np.float32, "cpu"), "a shape must be a sequence of whole numbers"),
         (lambda: Tensor.zeros((2,), np.float32, "no such GPU"), "unknown"),
         (lambda: Tensor.zeros((2,), np.float32, 3), "got 3"),
         (lambda: Tensor.zeros((1 << 40,)), "4.00 TiB is too large for"),
@@ -147,6 +149,12 @@ def test_there_is_one_context_for_each_adapter() -> None:
     assert context.adapter.backend != "opengl"
     assert Tensor.zeros((1,)).device is context
     assert Tensor.zeros((1,), device=context).device is context
+
+
+@pytest.mark.parametrize("bad", [0, None, [], b"auto"])
+def test_what_selects_no_adapter_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="selector must be 'auto', an index in quotes or part of a GPU's name, got"):
+        GpuContext(bad)
 
 
 def test_without_an_adapter_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
