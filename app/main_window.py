@@ -11,6 +11,7 @@ from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QTabWidget, QVBoxLayout, QWidget
 
 from app import sweep_lines
+from app.action_keys import ActionKeys
 from app.actions import Actions
 from app.autosave import Autosave
 from app.charts.compare_tab import CompareTab
@@ -120,6 +121,7 @@ class MainWindow(QMainWindow):
         self.addToolBar(self.actions_.fill_toolbar())
         for dock in (self.setup_dock, self.results_dock, self.log_dock):
             self.actions_.view.addAction(dock.toggleViewAction())
+        ActionKeys(self)
         self.setAcceptDrops(True)
         self._arrange()
         self._first_layout = self.saveState()

@@ -158,18 +158,28 @@ def lead(standings: Iterable[Standing]) -> str:
 
 
 def answer(groups: Sequence[CaseRows]) -> str:
-    """Return who won and by how much, in one sentence about wall-clock medians of rows with status ``ok``."""
+    """Return who won and by how much, in one sentence about wall-clock medians of rows with status ``ok``.
+
+    What was stopped might have been the fastest: of a single case the sentence says so, of several it has no winner.
+    """
+    stopped = sum(map(_stopped, groups))
     rankings = [ranking for group in groups if (ranking := _ranking(group))]
     if not rankings:
-        cancelled = any(row.status is Status.CANCELLED for group in groups for row in group.rows)
-        return "Stopped before a kernel finished." if cancelled else "No kernel finished with a right result."
-    return _answer_for_case(rankings[0]) if len(groups) == 1 else _answer_for_sweep(rankings, len(groups))
+        return "Stopped before a kernel finished." if stopped else "No kernel finished with a right result."
+    if len(groups) == 1:
+        return _answer_for_stopped(rankings[0]) if stopped else _answer_for_case(rankings[0])
+    whole = [ranking for group in groups if not _stopped(group) and (ranking := _ranking(group))]
+    return _answer_for_sweep(whole, len(groups), stopped)
 
 
 def _unrepeated(*parts: str | None) -> list[str]:
     """Drop what is unknown, and what the next part begins with anyway (``numpy · numpy 2.4``)."""
     known = [part for part in parts if part]
     return [part for part, after in zip(known, [*known[1:], ""], strict=True) if not after.startswith(part)]
+
+
+def _stopped(group: CaseRows) -> bool:
+    return any(row.status is Status.CANCELLED for row in group.rows)
 
 
 def _ranking(group: CaseRows) -> list[Standing]:
@@ -196,7 +206,17 @@ def _answer_for_case(ranking: list[Standing]) -> str:
     return f"{winner.kernel} is fastest: {duration(best)}, {_listed(leads)} (wall clock)."
 
 
-def _answer_for_sweep(rankings: list[list[Standing]], cases: int) -> str:
+def _answer_for_stopped(finished: list[Standing]) -> str:
+    if len(finished) == 1:
+        return f"{finished[0].kernel} took {duration(finished[0].median)} (wall clock); no other kernel finished."
+    return f"Of the kernels that finished, {_answer_for_case(finished)}"
+
+
+def _answer_for_sweep(rankings: list[list[Standing]], cases: int, stopped: int) -> str:
+    if not rankings:
+        return "Stopped before all kernels of a case finished."
+    if all(len(ranking) == 1 and ranking[0].kernel == rankings[0][0].kernel for ranking in rankings):
+        return _answer_for_one(rankings, cases)
     clear = [ranking for ranking in rankings if not (ranking[1:] and _level(*ranking[:2]))]
     level = len(rankings) - len(clear)
     if not clear:
@@ -204,10 +224,19 @@ def _answer_for_sweep(rankings: list[list[Standing]], cases: int) -> str:
     (champion, count), *others = Counter(ranking[0].kernel for ranking in clear).most_common()
     won = [ranking for ranking in clear if ranking[0].kernel == champion and ranking[1:]]
     leads = [ranking[1].median / ranking[0].median for ranking in won]
-    span = dict.fromkeys(ratio(times) for times in (min(leads), max(leads))) if leads else ()
-    by = f", by {' to '.join(span)} over the next" if span else ""
+    by = f", by {_span(leads, ratio)} over the next" if leads else ""
     rest = [f"; {kernel} in {number}" for kernel, number in others] + [f"; level in {level}"] * (level > 0)
+    rest += [f"; {stopped} stopped"] * (stopped > 0)
     return f"{champion} is fastest in {_cases(count, cases)}{by}{''.join(rest)} (wall clock)."
+
+
+def _answer_for_one(rankings: list[list[Standing]], cases: int) -> str:
+    took = f"{rankings[0][0].kernel} took {_span([standing.median for standing, in rankings], duration)}"
+    return f"{took} in {_cases(len(rankings), cases)} (wall clock); there is no other result to compare it with."
+
+
+def _span(values: list[float], text: Callable[[float], str]) -> str:
+    return " to ".join(dict.fromkeys(text(value) for value in (min(values), max(values))))
 
 
 def _cases(count: int, cases: int) -> str:

@@ -27,6 +27,8 @@ def operations(count: int) -> str:
 
 
 def remaining(seconds: float) -> str:
-    """Return a time left: ``12 s``, ``3 min 05 s``."""
+    """Return a time left: ``12 s``, ``3 min 05 s``, ``43 h 23 min``."""
     whole = max(0, round(seconds))
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole // 60 % 60:02d} min"

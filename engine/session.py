@@ -106,7 +106,7 @@ class _Session:
         self._turns_done = 0
         self._note = ""  # what the input of the case under way has to say
         self._cancelled = False
-        self._notices: set[str] = set()  # of devices, that have been told
+        self._notices: set[str] = set()  # of devices and inputs, that have been told
 
     def run(self) -> str:
         """Run all cases; return ``done`` or ``cancelled``."""
@@ -156,7 +156,7 @@ class _Session:
             return
         self._note = given.note
         if not judge.finite_input:
-            self._emit(WarningEvent(f"the input {case.input} holds NaN or infinity; rows that see it are not finite"))
+            self._tell_notice(f"the input {case.input} holds NaN or infinity; rows that see it are not finite")
         for turn in self._open_turns():
             self._check_stop()
             self._first_run(case, turn, given, judge)
@@ -186,7 +186,7 @@ class _Session:
             self._end(turn, KernelSkipped(case, turn.name, reason, row))
 
     def _tell_notice(self, notice: str) -> None:
-        """Pass on, once, what a device has to say."""
+        """Pass on, once, what there is to say of a device or an input."""
         if notice and notice not in self._notices:
             self._notices.add(notice)
             self._emit(WarningEvent(notice))

@@ -15,7 +15,12 @@ def test_its_python_runs_and_the_loss_goes_down(capsys: pytest.CaptureFixture[st
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert "16.0 MiB for the full score matrix, 512 KiB for the accumulator" in printed
+    savings = re.search(r"memory_savings\(2048\)\)  # (.*) …", text)
+    assert savings is not None
+    assert printed.startswith(savings[1])
     losses = [float(loss) for loss in re.findall(r"'(\d\.\d+)'", printed)]
     assert len(losses) == 5
     assert losses == sorted(losses, reverse=True)
+    told = re.search(r"# the loss goes down: (.*), …", text)
+    assert told is not None
+    assert [float(loss) for loss in told[1].split(", ")] == pytest.approx(losses[:3], abs=0.005)

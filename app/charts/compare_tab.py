@@ -12,6 +12,7 @@ from app.models.results_model import SortedRows
 from app.models.session_data import SessionData
 from app.outcome import CaseRows, adapters, answer, distinct, in_full
 from app.panels.copyable_table import CopyableTable
+from engine.results import Row, Status
 
 _HINT = "Press Run, or open a saved run: here the kernels of a case stand side by side, with who won and by how much."
 _LEAST_TABLE = 140  # room for the four kernels; more may be scrolled
@@ -21,7 +22,7 @@ _ONE_CLOCK = "Speed-ups compare wall clock with wall clock, GPU and CPU alike; u
 
 
 class CompareTab(ChartTab):
-    """Shows the case that is chosen, the last one that has results at first."""
+    """Shows the case that is chosen; until then the last one that was begun."""
 
     def __init__(self, data: SessionData, parent: QWidget | None = None) -> None:
         super().__init__(data, parent)
@@ -36,6 +37,7 @@ class CompareTab(ChartTab):
         self.case = QComboBox()
         self.case.setAccessibleName("Case")
         self.case.setToolTip("Which case of the session is compared.")
+        self.case.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         self.baseline = QComboBox()
         self.baseline.setAccessibleName("Baseline")
         self.baseline.setToolTip("What the speed-ups in the table are against.")
@@ -104,5 +106,10 @@ class CompareTab(ChartTab):
                 self.case.addItem(distinct(group.case, self.data.cases) or "the one case")
             self._shown = shown
             if at_the_end:
-                self.case.setCurrentIndex(self.case.count() - 1)
+                begun = [number for number, group in enumerate(groups) if any(map(_has_begun, group.rows))]
+                self.case.setCurrentIndex(begun[-1] if begun else self.case.count() - 1)
         self.case.setVisible(len(self.data.cases) > 1)
+
+
+def _has_begun(row: Row) -> bool:
+    return row.status is not Status.CANCELLED or row.wall_ms_median is not None

@@ -36,6 +36,7 @@ class LiveTab(ChartTab):
         self.case = QComboBox()
         self.case.setAccessibleName("Case")
         self.case.setToolTip("Which case of the session is drawn.")
+        self.case.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         self.against = QComboBox()
         self.against.setAccessibleName("Horizontal axis")
         self.against.addItems(["by sample", "by time"])

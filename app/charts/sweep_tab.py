@@ -27,6 +27,8 @@ class SweepTab(ChartTab):
         super().__init__(data, parent)
         self.latency, self.memory = SweepChart(of_memory=False), SweepChart(of_memory=True)
         self.axis, self.line = QComboBox(), QComboBox()
+        for combo in (self.axis, self.line):
+            combo.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         self.axis.setAccessibleName("Swept value")
         self.axis.setToolTip("The swept value that the curves are drawn against.")
         self.line.setAccessibleName("Other values")

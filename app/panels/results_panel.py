@@ -19,6 +19,7 @@ from app.panels.hint import HintStack
 from engine.results import Row, Status
 
 _HINT = "No results yet. Choose a problem on the left and press Run: every kernel's row appears here as it finishes."
+_WAIT = "The first kernel's row appears here when all have taken their samples."
 
 
 class ResultsPanel(QWidget):
@@ -48,6 +49,7 @@ class ResultsPanel(QWidget):
         layout.addWidget(self._hint)
         data.rows_changed.connect(self._refresh)
         data.reset.connect(self._begin_anew)
+        data.finished.connect(lambda _reason: self._refresh())
         self.table.selectionModel().currentRowChanged.connect(self._say)
         self._begin_anew()
 
@@ -75,6 +77,7 @@ class ResultsPanel(QWidget):
 
     def _refresh(self) -> None:
         rows = self._data.rows
+        self._hint.label.setText(_WAIT if self._data.running else _HINT)
         self._hint.show_content(bool(rows))
         self._count.setText(_counted(rows))
         self.table.fit_columns()

@@ -13,6 +13,7 @@ import pytest
 from made_up import CPU, batch, make_row, started
 from PySide6.QtCore import QLocale, Qt, QTimer
 from PySide6.QtGui import QAction, QGuiApplication, QShortcut
+from PySide6.QtWidgets import QDoubleSpinBox
 from pytestqt.qtbot import QtBot
 from scripted_engine import ScriptedEngine, whole_race
 
@@ -402,6 +403,26 @@ def test_keys_do_what_they_say(qtbot: QtBot, window: Window) -> None:
     assert window.results.table.model().rowCount() == 2
     qtbot.keyClick(window, "L", CONTROL | SHIFT)
     assert "-m app run" in QGuiApplication.clipboard().text()
+
+
+def test_an_action_has_its_keys_where_text_is_typed(
+    qtbot: QtBot, window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.questions.file_to_write", lambda *_: None)
+    qtbot.waitActive(window)
+    run(qtbot, window)
+    export, panel = window.actions_.export_csv, window.setup_panel
+    export.setShortcut("Ctrl+Left")  # a text field takes these everywhere, Ctrl+E on X11 only
+    for field in (panel.texts["seq"].edit, window.results.filter, panel.findChild(QDoubleSpinBox)):
+        field.setFocus()
+        with qtbot.waitSignal(export.triggered):
+            qtbot.keyClick(field, Qt.Key.Key_Left, CONTROL)
+    export.setShortcut("Ctrl+E")
+    edit = panel.texts["seq"].edit
+    edit.setText("64,128")
+    edit.setFocus()
+    qtbot.keyClick(edit, Qt.Key.Key_Left, CONTROL)
+    assert edit.cursorPosition() < len("64,128")  # a key that no action has is the field's
 
 
 def test_about_tells_what_the_doctor_found(qtbot: QtBot, window: Window) -> None:

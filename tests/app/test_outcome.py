@@ -148,3 +148,27 @@ def test_a_lead_within_the_spread_is_no_win(sweep: tuple[CaseRows, ...], make_ro
     said = answer([level, *sweep[1:]])
     assert said.startswith("cpu-flash is fastest in 4 of 5 cases, by 1.40× to 84.0× over the next; level in 1 (wall")
     assert answer([level, level]) == "No kernel is clearly fastest: the best are level in both cases (wall clock)."
+
+
+def test_what_was_stopped_might_have_been_the_fastest(sweep: tuple[CaseRows, ...], make_row: MakeRow) -> None:
+    case = sweep[0].case
+    slow = [make_row(case, "gpu-flash", 102.0), make_row(case, "gpu-naive", 300.0)]
+    stopped = [make_row(case, kernel, 10.0, status=Status.CANCELLED) for kernel in ("cpu-flash", "cpu-naive")]
+    assert _answer(*slow, *stopped) == (
+        "Of the kernels that finished, gpu-flash is fastest: 102 ms, 2.94× as fast as gpu-naive (wall clock)."
+    )
+    assert _answer(slow[0], *stopped) == "gpu-flash took 102 ms (wall clock); no other kernel finished."
+    cut = CaseRows(case, (slow[1], *stopped))
+    assert answer([*sweep[1:], cut]) == (
+        "cpu-flash is fastest in 4 of 5 cases, by 1.40× to 84.0× over the next; 1 stopped (wall clock)."
+    )
+    assert answer([cut, cut]) == "Stopped before all kernels of a case finished."
+
+
+def test_a_kernel_that_runs_alone_beats_none(sweep: tuple[CaseRows, ...], make_row: MakeRow) -> None:
+    alone = [CaseRows(group.case, (make_row(group.case, "cpu-flash", 2.0 + n),)) for n, group in enumerate(sweep)]
+    assert answer(alone) == (
+        "cpu-flash took 2.00 ms to 6.00 ms in all 5 cases (wall clock); there is no other result to compare it with."
+    )
+    skipped = CaseRows(sweep[1].case, (make_row(sweep[1].case, "cpu-flash", status=Status.SKIPPED),))
+    assert answer([alone[0], skipped]).startswith("cpu-flash took 2.00 ms in 1 of 2 cases (wall clock); there is no")

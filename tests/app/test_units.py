@@ -18,6 +18,9 @@ def test_duration(milliseconds: float, text: str) -> None:
 def test_remaining() -> None:
     assert units.remaining(12.4) == "12 s"
     assert units.remaining(185) == "3 min 05 s"
+    assert units.remaining(3599.4) == "59 min 59 s"
+    assert units.remaining(3599.6) == "1 h 00 min"
+    assert units.remaining(156_199) == "43 h 23 min"
     assert units.remaining(-1) == "0 s"
 
 

@@ -516,11 +516,12 @@ class TestInput:
         q = given.q.copy()
         q[0, 0, 2, 1] = np.nan
         monkeypatch.setattr(inputs, "seeded", lambda problem, seed: replace(given, q=q))
-        got = told(plan([Scripted("a", steady(10))], monkeypatch))
-        row = got.row("a")
-        assert (row.status, row.verified, row.nonfinite) == (Status.OK, True, 1)
-        assert "non-finite values in 1 output rows" in row.warnings
-        assert any("NaN or infinity" in w.message for w in got.of(WarningEvent))
+        cases = tuple(Case(index=index, problem=PROBLEM, threads=1 + index) for index in range(2))
+        got = told(plan([Scripted("a", steady(10))], monkeypatch, cases=cases))
+        for row in got.rows:
+            assert (row.status, row.verified, row.nonfinite) == (Status.OK, True, 1)
+            assert "non-finite values in 1 output rows" in row.warnings
+        assert sum("NaN or infinity" in w.message for w in got.of(WarningEvent)) == 1  # for all cases of the input
 
 
 class TestStopping:

@@ -24,6 +24,7 @@ from app.outcome import CaseRows
 from engine.events import CaseStarted, KernelFinished, SessionFinished
 from engine.plan import Case, Plan
 from engine.problem import AttentionProblem
+from engine.results import Status
 
 
 @pytest.fixture
@@ -114,6 +115,36 @@ def test_a_chosen_case_stays_while_others_come(compare: CompareTab, sweep: tuple
     compare.data.feed(SessionFinished("done"))
     compare.refresher.now()
     assert compare.case.currentText() == "seq 128"
+
+
+def test_cases_that_a_stop_left_out_are_not_shown_first(compare: CompareTab, sweep: tuple[CaseRows, ...]) -> None:
+    kernels = [row.kernel for row in sweep[0].rows]
+    never = [
+        CaseRows(group.case, tuple(make_row(group.case, kernel, status=Status.CANCELLED) for kernel in kernels))
+        for group in sweep[2:]
+    ]
+    feed(compare, *sweep[:2], *never)
+    assert compare.case.count() == 5
+    assert compare.case.currentText() == "seq 256"
+    feed(compare, *never)
+    assert compare.case.currentText() == "seq 2048"
+
+
+@pytest.mark.parametrize(("which", "picker"), [("compare", "case"), ("sweeping", "line")])
+def test_a_picker_has_room_for_the_longer_names_of_another_session(
+    which: str, picker: str, request: pytest.FixtureRequest, qtbot: QtBot
+) -> None:
+    tab = request.getfixturevalue(which)
+    widths = []
+    for heads in ((8,), (1000, 2000)):
+        problems = [
+            AttentionProblem(heads=count, seq_q=seq, direction=way)
+            for count in heads for seq in (128, 256) for way in ("forward", "backward")
+        ]  # fmt: skip
+        cases = [Case(index=index, problem=problem) for index, problem in enumerate(problems)]
+        feed(tab, *(CaseRows(case, (make_row(case, "gpu-flash", 1.0),)) for case in cases))
+        widths.append(getattr(tab, picker).sizeHint().width())
+    assert widths[1] > widths[0]
 
 
 def test_a_case_under_way_says_so_far(compare: CompareTab, race: CaseRows) -> None:

@@ -66,6 +66,16 @@ def test_it_says_what_to_do_before_anything_ran(tab: LiveTab) -> None:
     assert not tab.latency.isVisible()
 
 
+def test_the_picker_has_room_for_the_longer_names_of_another_session(tab: LiveTab) -> None:
+    begin(tab, SWEEP)
+    width = tab.case.sizeHint().width()
+    sizes = [(heads, seq) for heads in (1000, 2000) for seq in (1000, 2000)]
+    problems = [AttentionProblem(heads=heads, seq_q=seq, seq_k=2 * seq) for heads, seq in sizes]
+    cases = tuple(Case(index=index, problem=problem) for index, problem in enumerate(problems))
+    begin(tab, Plan(cases=cases, kernels=PLAN.kernels))
+    assert tab.case.sizeHint().width() > width
+
+
 def test_preparing_is_said_and_first_runs_show_at_once(tab: LiveTab) -> None:
     begin(tab)
     tab.refresher.now()

@@ -15,7 +15,7 @@ from app.models.columns import KERNEL, MEDIAN, RESULTS, WHERE
 from app.models.session_data import SessionData
 from app.outcome import CaseRows
 from app.panels.results_panel import ResultsPanel
-from engine.events import KernelFinished
+from engine.events import KernelFinished, SessionFinished
 from engine.plan import Plan
 
 CONTROL = Qt.KeyboardModifier.ControlModifier
@@ -49,6 +49,14 @@ def test_it_says_what_to_do_while_there_is_nothing(panel: ResultsPanel, race: Ca
     show(panel, race)
     assert panel.table.isVisible()
     assert panel._count.text() == "4 rows: 2 ok, 1 wrong, 1 skipped"
+
+
+def test_it_asks_for_no_run_while_one_is_under_way(panel: ResultsPanel, race: CaseRows) -> None:
+    panel._data.feed(started(Plan(cases=(race.case,), kernels=("gpu-flash",))))
+    assert "press Run" not in panel._hint.label.text()
+    assert "first kernel's row appears here" in panel._hint.label.text()
+    panel._data.feed(SessionFinished("the session broke"))
+    assert "press Run" in panel._hint.label.text()
 
 
 def test_a_click_on_a_title_sorts_by_number(panel: ResultsPanel, sweep: tuple[CaseRows, ...], qtbot: QtBot) -> None:
