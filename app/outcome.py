@@ -160,8 +160,14 @@ def lead(standings: Iterable[Standing]) -> str:
 def answer(groups: Sequence[CaseRows]) -> str:
     """Return who won and by how much, in one sentence about wall-clock medians of rows with status ``ok``.
 
-    What was stopped might have been the fastest: of a single case the sentence says so, of several it has no winner.
+    Of both directions there are two, a line each. What was stopped might have been the fastest: of a single case the
+    sentence says so, of several it has no winner.
     """
+    of_direction: dict[str, list[CaseRows]] = {}
+    for group in groups:
+        of_direction.setdefault(group.case.problem.direction, []).append(group)
+    if len(of_direction) > 1:
+        return "\n".join(f"{direction.capitalize()}: {answer(those)}" for direction, those in of_direction.items())
     stopped = sum(map(_stopped, groups))
     rankings = [ranking for group in groups if (ranking := _ranking(group))]
     if not rankings:

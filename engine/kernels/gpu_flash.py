@@ -44,6 +44,7 @@ from engine.kernels.gpu_flash_variant import (
     Decode,
     Tiles,
     Variant,
+    abreast,
     candidates,
     choose_variant,
     power_of_two,
@@ -146,10 +147,13 @@ def _scratch(problem: AttentionProblem, variant: Variant) -> dict[str, int]:
     scratch = {}
     if isinstance(variant, Tiles):
         rows = problem.batch * problem.kv_heads * round_up(problem.seq_k, variant.cols)
-        scratch["K by tiles"] = padded(4 * rows * variant.depth_stored(problem.head_dim))
+        depth = variant.depth_stored(problem.head_dim)
+        scratch["K by tiles"] = padded(4 * rows * depth)
         as_it_is = problem.seq_k % variant.cols == 0 and problem.head_dim_v == 4 * variant.value_stride
         if not as_it_is or problem.dtype != "f32":
             scratch["V by tiles"] = padded(16 * rows * variant.value_stride)
+        if variant.lean:
+            scratch["Q by tiles"] = padded(4 * problem.pairs * round_up(problem.seq_q, variant.rows) * depth)
     if variant.splits > 1 or isinstance(variant, Decode):
         rows = variant.splits * problem.pairs * problem.seq_q
         scratch["partial outputs"] = 16 * rows * -(-problem.head_dim_v // 4)
@@ -161,24 +165,28 @@ def _uniform_bytes(problem: AttentionProblem, variant: Variant) -> int:
     """Return the bytes of the parameters of all passes."""
     scratch = _scratch(problem, variant)
     passes = [_PARAMS_BYTES]
-    passes += [_LAYOUT_PARAMS_BYTES for name in ("K by tiles", "V by tiles") if name in scratch]
+    passes += [_LAYOUT_PARAMS_BYTES for name in ("K by tiles", "V by tiles", "Q by tiles") if name in scratch]
     passes += [_COMBINE_PARAMS_BYTES for name in ("partial outputs",) if name in scratch]
     return sum(params + CHUNK_BYTES for params in passes)
 
 
 def _layouts(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any]) -> list[Dispatch]:
-    """Return the passes that re-lay K and, where need be, V."""
+    """Return the passes that re-lay K and, where need be, V and Q."""
     problem = prepared.problem
-    depth = variant.depth_stored(problem.head_dim)
-    work = [("keys", problem.head_dim, depth, prepared.key, scratch["K by tiles"])]
-    if "V by tiles" in scratch:
-        work.append(("values", problem.head_dim_v, variant.value_stride, prepared.value, scratch["V by tiles"]))
+    depth, keys = variant.depth_stored(problem.head_dim), (problem.seq_k, variant.cols)
+    work = {
+        "K by tiles": ("keys", prepared.key, keys, (problem.head_dim, depth)),
+        "V by tiles": ("values", prepared.value, keys, (problem.head_dim_v, variant.value_stride)),
+        "Q by tiles": ("keys", prepared.query, (problem.seq_q, variant.rows), (problem.head_dim, depth)),
+    }
     passes = []
-    for what, width, stride, source, target in work:
-        code = render("gpu_flash_layout", what=what, cols=variant.cols, stored=problem.dtype)
-        params = np.array([problem.seq_k, width, -(-problem.seq_k // variant.cols), stride], np.uint32)
-        workgroups = -(-target.size // (16 * _LAYOUT_THREADS))
-        passes.append(prepared.dispatch(code, "rw", params, [source, target], workgroups, 16.0 * _LAYOUT_THREADS))
+    for name, (what, source, (length, cols), (width, stride)) in work.items():
+        if name in scratch:
+            target = scratch[name]
+            code = render("gpu_flash_layout", what=what, cols=cols, stored=problem.dtype)
+            params = np.array([length, width, -(-length // cols), stride], np.uint32)
+            workgroups = -(-target.size // (16 * _LAYOUT_THREADS))
+            passes.append(prepared.dispatch(code, "rw", params, [source, target], workgroups, 16.0 * _LAYOUT_THREADS))
     return passes
 
 
@@ -208,9 +216,10 @@ def _tiles(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any], carefu
             prepared.want_lse,
         ),
     )
-    params[18] = variant.splits
+    params[18:20] = variant.splits, abreast(problem, prepared.device.limits, variant)
     values = scratch.get("V by tiles", prepared.value)
-    buffers = [prepared.query, scratch["K by tiles"], values, prepared.mask, *_results(prepared, scratch)]
+    queries = scratch.get("Q by tiles", prepared.query)
+    buffers = [queries, scratch["K by tiles"], values, prepared.mask, *_results(prepared, scratch)]
     workgroups = problem.pairs * row_tiles * variant.splits
     return prepared.dispatch(source, "rrrrww", params, buffers, workgroups, _workgroup_flops(problem, variant))
 

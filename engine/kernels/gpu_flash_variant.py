@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from engine.devices import Limits
 from engine.gpu.probe import MIN_LANES
@@ -16,14 +17,17 @@ _FEW_KEYS = 32  # a tile of more would be mostly padding
 _DECODE_QUERIES = 16  # up to so many queries, reading K and V once is what counts
 _DECODE_KEYS = 128  # from so many keys on; also the fewest of a split
 _SPLIT_TILES = 4  # the fewest key tiles of a split
+_FULL_LARGE, _ENOUGH_LARGE = 384, 128  # workgroups of large blocks: that fill a large GPU, that are worth it
+_LARGE_TIME = 0.9, 48  # of a score in a large block, and of the start of a row there; 1 is that of one in a small block
 _STREAMS = 8  # of a decode workgroup, 8 lanes each
 
 
 class Tiles(msgspec.Struct, frozen=True, kw_only=True):
     """Tiles of query rows against tiles of keys (shaders/gpu_flash).
 
-    ``depth`` is head_dim as held in workgroup memory; ``unroll`` divides it. ``splits`` parts of the keys go to
-    workgroups of their own.
+    ``depth`` is head_dim as Q is held; ``unroll`` divides it. A ``lean`` variant reads Q where it is re-laid and shares
+    the weights of one group of columns at a time, so that large blocks need little workgroup memory and many
+    workgroups stay on a processor. ``splits`` parts of the keys go to workgroups of their own.
     """
 
     rows: int
@@ -35,6 +39,7 @@ class Tiles(msgspec.Struct, frozen=True, kw_only=True):
     value_groups: int
     value_unroll: int
     subgroups: bool
+    lean: bool = False
     splits: int = 1
 
     @property
@@ -51,7 +56,8 @@ class Tiles(msgspec.Struct, frozen=True, kw_only=True):
     def workgroup_bytes(self) -> int:
         """Workgroup memory the shader declares."""
         partial = 0 if self.subgroups else 16 * self.threads * self.row_groups
-        return 4 * self.rows * (self.depth + self.cols) + partial
+        wide = 4 * self.lanes if self.lean else self.depth + self.cols
+        return 4 * self.rows * wide + partial
 
     @property
     def value_stride(self) -> int:
@@ -64,9 +70,9 @@ class Tiles(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         block = f"{4 * self.row_groups}x{4 * self.col_groups}"
-        reduce = "subgroup" if self.subgroups else "workgroup"
+        reduce = ("subgroup" if self.subgroups else "workgroup") + (" lean" if self.lean else "")
         split = f" split {self.splits}" if self.splits > 1 else ""
-        unroll = f"{self.unroll}/{4 * self.value_unroll * self.col_groups}"  # of the two products
+        unroll = f"{self.unroll}/{4 * self.value_unroll * (1 if self.lean else self.col_groups)}"  # of the two products
         return f"{self.rows}x{self.cols} block {block} lanes {self.lanes} unroll {unroll} {reduce}{split}"
 
 
@@ -136,12 +142,19 @@ def _decode(problem: AttentionProblem, limits: Limits) -> Decode:
 
 
 def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
-    """Return a variant of tiles.
+    """Return a variant of tiles: small blocks, or large ones where the problem is large enough for them."""
+    large = _large_blocks(problem, limits)
+    found = large if _suits(problem, limits, large) else _small_blocks(problem, limits)
+    return found and _split(problem, limits, found)
+
+
+def _small_blocks(problem: AttentionProblem, limits: Limits) -> Tiles | None:
+    """Return a variant that suits every shape, None where no rows fit.
 
     On software adapters a compile costs seconds when unrolled, so head_dim goes by power-of-two buckets and loops are
     unrolled by 4 only; 4×8 blocks and 64 threads were fastest on llvmpipe. A GPU gets a shader of its own for each
-    head_dim, and one subgroup of 32 threads a workgroup with as many lanes a row as the output has vec4: small blocks
-    and few registers were fastest on an NVIDIA H200.
+    head_dim, and one subgroup of 32 threads a workgroup with as many lanes a row as the output has vec4: with Q in
+    workgroup memory few rows were fastest on an NVIDIA H200.
     """
     if limits.software:
         lanes, unroll, value_unroll = 8, 4, 1
@@ -149,12 +162,10 @@ def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
         col_groups = 1 if problem.seq_k <= _FEW_KEYS else 2
         depth = max(32, power_of_two(problem.head_dim))
     else:
-        widest = limits.subgroup_size if limits.subgroup_size >= MIN_LANES else 32
-        columns = power_of_two(-(-problem.head_dim_v // 4))
-        lanes = MIN_LANES if problem.seq_k <= _FEW_KEYS else min(max(MIN_LANES, columns), 32, widest)
+        lanes = MIN_LANES if problem.seq_k <= _FEW_KEYS else _lanes(problem.head_dim_v, 4, limits)
         threads, col_groups = 32, 1
         depth = round_up(problem.head_dim, 4)
-        unroll = next(u for u in (32, 16, 8, 4) if depth % u == 0)
+        unroll = _unroll(depth, 32)
         value_unroll = max(8, lanes // 2)
     value_groups = -(-problem.head_dim_v // (4 * lanes))
     for rows in (32, 16, 8, 4):
@@ -170,8 +181,55 @@ def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
             subgroups=limits.subgroup_size >= lanes,
         )
         if variant.threads <= threads and variant.workgroup_bytes <= limits.workgroup_bytes:
-            return msgspec.structs.replace(variant, splits=_tile_splits(problem, limits, variant))
+            return variant
     return None
+
+
+def _large_blocks(problem: AttentionProblem, limits: Limits) -> Tiles:
+    """Return a lean variant, whose threads own 8×8 blocks, which need half the loads."""
+    lanes = _lanes(problem.head_dim_v, 8 if problem.head_dim_v > 64 else 4, limits)
+    value_groups = -(-problem.head_dim_v // (4 * lanes))
+    depth = round_up(problem.head_dim, 4)
+    return Tiles(
+        rows=64,
+        lanes=lanes,
+        row_groups=2,
+        col_groups=2,
+        depth=depth,
+        unroll=_unroll(depth, 16),
+        value_groups=value_groups,
+        value_unroll=max(1, 4 // value_groups),
+        subgroups=limits.subgroup_size >= lanes,
+        lean=True,
+    )
+
+
+def _lanes(head_dim_v: int, columns: int, limits: Limits) -> int:
+    """Return how many threads share a row of the output where each takes at least so many columns, as a rule."""
+    widest = limits.subgroup_size if limits.subgroup_size >= MIN_LANES else 32
+    return min(max(MIN_LANES, power_of_two(-(-head_dim_v // columns))), 32, widest)
+
+
+def _unroll(depth: int, most: int) -> int:
+    return next(unroll for unroll in (32, 16, 8, 4) if unroll <= most and depth % unroll == 0)
+
+
+def _pays(problem: AttentionProblem, limits: Limits, large: Tiles) -> bool:
+    """Whether large blocks are the faster ones: enough of them, and with little beyond the ends and behind the mask."""
+    small = _small_blocks(problem, limits)
+    row_tiles = -(-problem.seq_q // large.rows)
+    enough = problem.pairs * row_tiles * _splits(problem, limits, large) >= _ENOUGH_LARGE
+    of_score, of_row = _LARGE_TIME
+    time = of_score * _computed(problem, large) + of_row * row_tiles * large.rows
+    return enough and (small is None or time < _computed(problem, small))
+
+
+def _computed(problem: AttentionProblem, tiles: Tiles) -> int:
+    """Return how many scores of a pair are computed, which is whole tiles."""
+    rows = np.arange(0, problem.seq_q, tiles.rows)
+    first, _ = problem.key_range(rows)
+    _, end = problem.key_range(np.minimum(rows + tiles.rows, problem.seq_q) - 1)
+    return tiles.rows * tiles.cols * int(np.maximum(-(-end // tiles.cols) - first // tiles.cols, 0).sum())
 
 
 def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
@@ -195,10 +253,11 @@ def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
             continue
         if 4 * lanes * value_groups > max(32, 1.7 * problem.head_dim_v):
             continue
-        for row_groups, col_groups in ((1, 1), (2, 1), (1, 2)):
+        for row_groups, col_groups, lean in ((1, 1, False), (2, 1, False), (1, 2, False), (2, 2, True)):
+            value_unrolls = {2, 4} if lean else {1} if limits.software else {4, 8, lanes // 2}
             for threads in (32, 64, 128):
                 for unroll in unrolls:
-                    for value_unroll in [1] if limits.software else sorted({4, 8, lanes // 2}):
+                    for value_unroll in value_unrolls:
                         variant = Tiles(
                             rows=threads // lanes * 4 * row_groups,
                             lanes=lanes,
@@ -209,21 +268,23 @@ def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
                             value_groups=value_groups,
                             value_unroll=value_unroll,
                             subgroups=limits.subgroup_size >= lanes,
+                            lean=lean,
                         )
-                        if _plausible(variant, limits):
-                            splits = _tile_splits(problem, limits, variant)
-                            found.add(msgspec.structs.replace(variant, splits=splits))
+                        if _suits(problem, limits, variant):
+                            found.add(_split(problem, limits, variant))
     return [default, *sorted(found - {default}, key=lambda variant: (_statements(variant), str(variant)))]
 
 
-def _plausible(variant: Tiles, limits: Limits) -> bool:
-    scores = 16 * variant.row_groups * variant.col_groups
+def _suits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> bool:
+    """Whether a thread's registers and a workgroup's memory and threads suffice, and large blocks would pay."""
+    scores = 16 * variant.row_groups * (variant.col_groups - variant.lean)  # live beside the sums of the second product
     sums = 2 * 16 * variant.row_groups * variant.value_groups
     return (
         4 * variant.row_groups <= variant.rows <= 512
         and scores + sums + 40 <= _REGISTERS
         and variant.threads <= limits.workgroup_threads
         and variant.workgroup_bytes <= limits.workgroup_bytes
+        and (not variant.lean or (not limits.software and _pays(problem, limits, variant)))
     )
 
 
@@ -249,16 +310,32 @@ def _tuned(problem: AttentionProblem, limits: Limits) -> Tiles | None:
         and 4 * variant.value_stride >= problem.head_dim_v
         and (not variant.subgroups or variant.lanes <= limits.subgroup_size)
     )
-    if not sound or not _plausible(variant, limits):
-        return None
-    return msgspec.structs.replace(variant, splits=_tile_splits(problem, limits, variant))
+    return _split(problem, limits, variant) if sound and _suits(problem, limits, variant) else None
 
 
-def _tile_splits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:
+def abreast(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:
+    """Return how many pairs are worked on at a time.
+
+    The heads of a group share their keys. When causal, more pairs leave shorter rows for the end, where they fill a GPU
+    better; but the fewer rows a workgroup has, the more it depends on others to have the same keys in the cache.
+    """
+    if limits.software:
+        return 1
+    most = 16 if variant.lean else 8 if variant.rows >= 8 else 1
+    return max(problem.group, most if problem.causal else 1)
+
+
+def _split(problem: AttentionProblem, limits: Limits, variant: Tiles) -> Tiles:
+    """Return the variant with as many splits as the problem needs."""
+    return msgspec.structs.replace(variant, splits=_splits(problem, limits, variant))
+
+
+def _splits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:
     """Return how many parts of the keys get workgroups of their own, so that few heads still fill a GPU."""
     workgroups = problem.pairs * -(-problem.seq_q // variant.rows)
     tiles = -(-problem.seq_k // variant.cols)
-    return 1 if limits.software else max(1, min(_FULL // workgroups, tiles // _SPLIT_TILES))
+    full = _FULL_LARGE if variant.lean else _FULL
+    return 1 if limits.software else max(1, min(full // workgroups, tiles // _SPLIT_TILES))
 
 
 def power_of_two(value: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.outcome import CaseRows, adapters, answer, by_case, common, distinct, in_full, memory_bound
 from engine.plan import Case, Plan
@@ -140,6 +141,14 @@ def test_cases_without_rows_are_left_out_and_rows_without_a_case_refused(sweep: 
 
 def test_two_cases_are_both(sweep: tuple[CaseRows, ...]) -> None:
     assert answer(sweep[:2]).startswith("cpu-flash is fastest in both cases, by 1.40× over the next")
+
+
+def test_each_direction_has_an_answer_of_its_own(sweep: tuple[CaseRows, ...], make_row: MakeRow) -> None:
+    forward = sweep[0].case
+    backward = replace(forward, problem=replace(forward.problem, direction="backward"))
+    gradients = CaseRows(backward, (make_row(backward, "cpu-naive", 1.0), make_row(backward, "cpu-flash", 2.0)))
+    assert answer([*sweep, gradients]) == f"Forward: {answer(sweep)}\nBackward: {answer([gradients])}"
+    assert answer([gradients]).startswith("cpu-naive is fastest: 1.00 ms")
 
 
 def test_a_lead_within_the_spread_is_no_win(sweep: tuple[CaseRows, ...], make_row: MakeRow) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from engine.devices import Limits, Tuned
 from engine.gpu.device import GpuDevice, open_gpu
 from engine.inputs import Inputs, seeded
+from engine.kernels import gpu_flash_variant
 from engine.kernels.gpu_flash import GpuFlash
 from engine.kernels.gpu_flash_variant import Decode, Tiles, candidates, choose_variant
 from engine.measure.verify import expect, verify
@@ -156,7 +159,7 @@ def test_a_stored_variant_that_makes_no_sense_here_is_left_aside(changes: dict[s
 
 
 @pytest.mark.parametrize("lanes", [8, 16, 32])
-@pytest.mark.parametrize("block", [(1, 1), (2, 1), (1, 2)], ids=["4x4", "8x4", "4x8"])
+@pytest.mark.parametrize("block", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=["4x4", "8x4", "4x8", "8x8"])
 def test_every_block_is_right(lanes: int, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     row_groups, col_groups = block
     variant = Tiles(
@@ -169,15 +172,67 @@ def test_every_block_is_right(lanes: int, block: tuple[int, int], monkeypatch: p
         value_groups=2,
         value_unroll=4,
         subgroups=lanes == 8,
+        lean=block == (2, 2),
     )
     problem = AttentionProblem(heads=2, seq_q=45, seq_k=1100, head_dim=30, head_dim_v=8 * lanes - 3, causal=True)
     device = open_gpu()
+    monkeypatch.setattr(gpu_flash_variant, "_ENOUGH_LARGE", 1)
+    monkeypatch.setattr(gpu_flash_variant, "_LARGE_TIME", (0, 0))
     monkeypatch.setattr(device, "limits", limits(software=False, tuned=(tuned(problem, variant),)))
     chosen = choose_variant(problem, device.limits)
     assert isinstance(chosen, Tiles)
     assert (chosen.lanes, chosen.row_groups, chosen.col_groups) == (lanes, *block)
     assert chosen.splits > 1 or lanes * col_groups == 64
     check(problem, seeded(problem, 13), device)
+
+
+LARGE = {
+    "grouped": AttentionProblem(batch=2, heads=6, kv_heads=2, seq_q=70, seq_k=200, head_dim=16),
+    "rows that see nothing": AttentionProblem(heads=2, seq_q=150, seq_k=90, head_dim=36, causal=True),
+    "window": AttentionProblem(heads=1, seq_q=140, seq_k=300, head_dim=16, head_dim_v=40, window=33),
+    "softcap": AttentionProblem(heads=2, seq_q=65, head_dim=32, head_dim_v=50, softcap=3.0, dtype="f16"),
+    "more pairs than go abreast": AttentionProblem(heads=19, seq_q=70, head_dim=8, causal=True),
+    "key_mask": AttentionProblem(seq_q=64, seq_k=257, head_dim=7, key_mask=np.arange(257)[None] % 5 > 2),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("bad", [None, np.nan, -np.inf], ids=["finite", "nan", "inf"])
+def test_large_blocks_are_right(name: str, bad: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, device = LARGE[name], open_gpu()
+    monkeypatch.setattr(gpu_flash_variant, "_ENOUGH_LARGE", 1)
+    monkeypatch.setattr(gpu_flash_variant, "_LARGE_TIME", (0, 0))
+    monkeypatch.setattr(gpu_flash_variant, "_unroll", lambda *_: 4)  # compiles sooner
+    monkeypatch.setattr(device, "limits", limits(software=False))
+    chosen = choose_variant(problem, device.limits)
+    assert isinstance(chosen, Tiles)
+    assert chosen.lean
+    inputs = seeded(problem, 14)
+    if bad is not None:
+        inputs.k[0, 0, 37, 0] = bad
+    check(problem, inputs, device)
+
+
+@pytest.mark.parametrize(
+    ("options", "large"),
+    [
+        ({"batch": 4, "heads": 16, "seq_q": 4096}, True),
+        ({"batch": 4, "heads": 16, "seq_q": 4096, "causal": True}, True),
+        ({"batch": 32, "heads": 16, "seq_q": 65}, False),  # half of the rows would lie beyond the end
+        ({"batch": 4, "heads": 16, "seq_q": 4096, "window": 100}, False),  # most of the scores would be masked
+        ({"heads": 1, "seq_q": 256}, False),
+    ],
+    ids=["many", "causal", "odd", "window", "few"],
+)
+def test_large_blocks_are_for_much_work(options: dict[str, Any], large: bool) -> None:
+    for head_dim in (32, 64, 80, 128, 256):
+        problem = AttentionProblem(head_dim=head_dim, **options)
+        variant = choose_variant(problem, limits(software=False, subgroup_size=32))
+        assert isinstance(variant, Tiles)
+        assert variant.lean == large
+        on_software = choose_variant(problem, limits(software=True))
+        assert isinstance(on_software, Tiles)
+        assert not on_software.lean
 
 
 HALVES = [
