@@ -48,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     f16: bool = False
     timestamps: bool = False
     software: bool = False
+    integrated: bool = False
     tuned: tuple[Tuned, ...] = ()
 
     def variant_for(self, kernel: str, dtype: str, head_dim: int, causal: bool) -> dict[str, int | bool] | None:

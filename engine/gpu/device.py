@@ -105,7 +105,7 @@ class GpuDevice(Device):
         except Exception as error:
             raise DeviceUnavailable(f"{info.name} ({info.backend}) could not be opened: {first_line(error)}") from error
         self.queue: Any = self.raw.queue
-        self._base = _limits(self.raw.limits, set(self.raw.features), info.adapter_type == "software")
+        self._base = _limits(self.raw.limits, set(self.raw.features), info.adapter_type)
         if "subgroup" in self.raw.features:
             self._base = _replace(self._base, subgroup_size=subgroup_size(self.raw))
         known = tuning_store.tuned(info)
@@ -229,12 +229,12 @@ def _describe(adapter: Any) -> DeviceInfo:
         adapter_type=kind,
         backend=_BACKENDS.get(raw["backend_type"], raw["backend_type"].lower()),
         driver=raw["description"],
-        limits=_limits(adapter.limits, set(adapter.features), kind == "software"),
+        limits=_limits(adapter.limits, set(adapter.features), kind),
         features=tuple(sorted(adapter.features)),
     )
 
 
-def _limits(raw: Any, features: set[str], software: bool) -> Limits:
+def _limits(raw: Any, features: set[str], adapter_type: str) -> Limits:
     return Limits(
         memory_bytes=DEFAULT_MEMORY_BYTES,
         binding_bytes=raw["max-storage-buffer-binding-size"] // 4 * 4,
@@ -244,7 +244,8 @@ def _limits(raw: Any, features: set[str], software: bool) -> Limits:
         workgroups_per_dimension=raw["max-compute-workgroups-per-dimension"],
         f16="shader-f16" in features,
         timestamps="timestamp-query" in features,
-        software=software,
+        software=adapter_type == "software",
+        integrated=adapter_type == "integrated",
     )
 
 

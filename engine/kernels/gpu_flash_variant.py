@@ -142,9 +142,13 @@ def _decode(problem: AttentionProblem, limits: Limits) -> Decode:
 
 
 def _tiles(problem: AttentionProblem, limits: Limits) -> Tiles | None:
-    """Return a variant of tiles: small blocks, or large ones where the problem is large enough for them."""
+    """Return a variant of tiles: small blocks, or large ones where the problem is large enough for them.
+
+    Large blocks need many registers, which processors with graphics built in may lack: there only tuning chooses them.
+    """
     large = _large_blocks(problem, limits)
-    found = large if _suits(problem, limits, large) else _small_blocks(problem, limits)
+    apt = not limits.integrated and _suits(problem, limits, large)
+    found = large if apt else _small_blocks(problem, limits)
     return found and _split(problem, limits, found)
 
 
@@ -332,10 +336,12 @@ def _split(problem: AttentionProblem, limits: Limits, variant: Tiles) -> Tiles:
 
 def _splits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:
     """Return how many parts of the keys get workgroups of their own, so that few heads still fill a GPU."""
+    if limits.software:
+        return 1
     workgroups = problem.pairs * -(-problem.seq_q // variant.rows)
     tiles = -(-problem.seq_k // variant.cols)
-    full = _FULL_LARGE if variant.lean else _FULL
-    return 1 if limits.software else max(1, min(full // workgroups, tiles // _SPLIT_TILES))
+    wanted = power_of_two(max(1, _FULL_LARGE // workgroups)) if variant.lean else _FULL // workgroups
+    return max(1, min(wanted, tiles // _SPLIT_TILES))
 
 
 def power_of_two(value: int) -> int:

@@ -230,9 +230,10 @@ def test_large_blocks_are_for_much_work(options: dict[str, Any], large: bool) ->
         variant = choose_variant(problem, limits(software=False, subgroup_size=32))
         assert isinstance(variant, Tiles)
         assert variant.lean == large
-        on_software = choose_variant(problem, limits(software=True))
-        assert isinstance(on_software, Tiles)
-        assert not on_software.lean
+        for adapter in ({"software": True}, {"software": False, "integrated": True}):
+            elsewhere = choose_variant(problem, limits(subgroup_size=32, **adapter))
+            assert isinstance(elsewhere, Tiles)
+            assert not elsewhere.lean
 
 
 HALVES = [
