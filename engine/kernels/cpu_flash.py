@@ -75,6 +75,7 @@ _LEAST_KEYS = 32  # of a product; with fewer, calling NumPy costs more than pack
 _ENOUGH_FLOPS = 150_000_000  # of a block; threads with less to do at a time wait for one another's Python
 _ALL = slice(None)
 _SIGHT_BYTES, _TOTALS_BYTES = 48, 24  # of each row: which keys it sees; its maximum and totals, and their making
+_FOUND_BYTES = 464  # of what is known of the keys of a group of heads, beside the bounds of their values' columns
 _KEPT_SIGHT_BYTES, _VIEWS_BYTES = 17, 2_600  # of each row, which keys it sees once that is made; of a tile, its views
 _SIGHTS_KEPT = 4  # of so many blocks of rows; where there are more, what they see is found in little of their time
 _SLACK = 8.0  # how far scores may be from the running maximum; times a factor below 2, e^16 is far from overflow
@@ -549,11 +550,13 @@ def _stacks(problem: AttentionProblem, blocks: Blocks) -> tuple[int, int]:
 
 
 def _kept_bytes(problem: AttentionProblem, blocks: Blocks, threads: int) -> int:
-    """Return the bytes of what is kept of blocks of rows: what they see, and of every thread the views of tiles."""
+    """Return the bytes of what is kept: what is known of keys, what blocks of rows see, every thread's views."""
     sights = min(_SIGHTS_KEPT + 1, blocks.row_blocks * (1 if problem.key_mask is None else problem.batch))
     edges = 0 if not problem.causal else 1 if problem.window is None else 2
     tiles = 2 + min(edges * (1 + -(-blocks.rows // blocks.edge_keys)), -(-problem.seq_k // blocks.edge_keys))
-    return sights * (_KEPT_SIGHT_BYTES * blocks.rows * blocks.heads + threads * tiles * _VIEWS_BYTES)
+    groups = problem.batch * problem.kv_heads // blocks.groups
+    found = groups * (_FOUND_BYTES + 8 * blocks.groups * problem.head_dim_v)
+    return found + sights * (_KEPT_SIGHT_BYTES * blocks.rows * blocks.heads + threads * tiles * _VIEWS_BYTES)
 
 
 def _few_keys(problem: AttentionProblem) -> int:

@@ -70,8 +70,9 @@ def traced_peak(
         {"heads": 8, "kv_heads": 1, "seq_q": 1, "seq_k": 20_000},
         {"heads": 2, "seq_q": 600, "window": 100, "softcap": 10.0, "head_dim": 80},
         {"heads": 1, "seq_q": 7, "head_dim": 3},
+        {"batch": 1000, "heads": 2, "seq_q": 2, "head_dim": 32},
     ],
-    ids=["plain", "causal", "grouped", "key_mask", "decode", "window", "tiny"],
+    ids=["plain", "causal", "grouped", "key_mask", "decode", "window", "tiny", "many short"],
 )
 def test_memory_is_what_was_predicted(name: str, options: dict[str, Any]) -> None:
     problem = AttentionProblem(**options)
