@@ -50,6 +50,7 @@ _ROUNDS, _ROUNDS_S = 3, 0.2  # ways that work take turns at least so often and s
 _PATIENCE_S = 1.0  # where a run takes longer, the first way that works has to do
 _SMALL_SCORES = 64 << 20  # bytes of score matrices beyond which writing them out is never the quickest way
 _MATH_SCORES = 2.25  # score matrices that the math backend holds at once: scores, weights, a mask of bytes
+_SPIN_S = 6e-3  # that PyTorch's threads keep their cores busy after their work, waiting for more; 5.4 ms were measured
 _QUIET_PROFILER = "6"  # PyTorch's profiler announces itself on stderr below this level
 
 
@@ -171,7 +172,9 @@ class _Cpu(_Place):
     def timed(self, work: Callable[[], object]) -> Timing:
         begin = time.perf_counter()
         work()
-        return Timing(wall_ms=(time.perf_counter() - begin) * 1e3)
+        timing = Timing(wall_ms=(time.perf_counter() - begin) * 1e3)
+        time.sleep(_SPIN_S)  # or the kernel whose turn is next would share the cores with them
+        return timing
 
     def counted(self, work: Callable[[], object]) -> tuple[Timing, int | None]:
         from torch.autograd.profiler import profile

@@ -187,6 +187,9 @@ class StandIn:
         for nbytes in (output_bytes, work, -work):
             self.events.append(SimpleNamespace(name=lambda: "[memory]", nbytes=lambda nbytes=nbytes: nbytes))
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
     @contextmanager
     def only(self, backend: SDPBackend) -> Iterator[None]:
         self.backend = backend.value
@@ -259,5 +262,5 @@ def install(monkeypatch: pytest.MonkeyPatch, card: str | None = None) -> StandIn
     for name in ("cuda", "autograd"):
         sys.modules["torch"].__dict__[name] = sys.modules[f"torch.{name}"]
     for user in ("engine.cuda.time", "engine.kernels.torch_sdpa.time"):
-        monkeypatch.setattr(user, SimpleNamespace(perf_counter=lambda: torch.now))
+        monkeypatch.setattr(user, SimpleNamespace(perf_counter=lambda: torch.now, sleep=torch.sleep))
     return torch

@@ -21,6 +21,7 @@ from engine.cpu import CpuDevice, open_cpu
 from engine.cuda import CudaDevice, open_cuda
 from engine.devices import Device, DeviceUnavailable, Limits
 from engine.inputs import Inputs, seeded
+from engine.kernels import torch_sdpa
 from engine.kernels.base import Prepared
 from engine.kernels.registry import get_kernel, installed_kernels, kernel_names
 from engine.kernels.torch_sdpa import TorchSdpa, TorchSdpaCuda
@@ -333,6 +334,13 @@ def test_threads_and_precision_are_held_and_given_back(on_cpu: StandIn, monkeypa
     with pytest.raises(RuntimeError, match="lost"):
         run.run()
     assert (on_cpu.threads, on_cpu.precision) == (7, "high")
+
+
+def test_a_run_on_the_cpu_ends_when_pytorchs_threads_rest_and_that_is_not_timed(on_cpu: StandIn) -> None:
+    run = prepared(AttentionProblem(heads=2, seq_q=9, head_dim=8), cpu())
+    begin = on_cpu.now
+    timing = run.run()
+    assert on_cpu.now - begin - timing.wall_ms / 1e3 == pytest.approx(torch_sdpa._SPIN_S)
 
 
 def test_a_stop_is_heard_between_two_runs(on_cpu: StandIn) -> None:
