@@ -8,6 +8,13 @@ from numpy.typing import NDArray
 
 AFFORDABLE_SCORES = 1 << 23  # float64 scores, or outputs, computed per case: about half a second on two cores
 EPS = 2.0**-23
+TINY = float(np.finfo(np.float32).tiny)  # what is smaller some devices take for 0
+
+
+def finite_size(array: NDArray[np.floating]) -> float:
+    """Return the largest finite absolute value."""
+    size = np.abs(array)
+    return float(size.max(initial=0.0, where=np.isfinite(size)))
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

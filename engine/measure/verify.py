@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.inputs import Inputs
 from engine.kernels.base import Prepared
 from engine.masks import has_nonfinite, without_hidden_garbage
-from engine.measure.verdict import AFFORDABLE_SCORES, EPS, Verdict, difference
+from engine.measure.verdict import AFFORDABLE_SCORES, EPS, TINY, Verdict, difference, finite_size
 from engine.problem import AttentionProblem
 from engine.reference import reference
 from engine.running import ShouldStop, never_stop
@@ -47,8 +47,9 @@ def expect(
     """Compute what every kernel must give: all rows while that is affordable, else a seeded sample of them.
 
     The bound is ``max|v| · 2⁻²³ · (4 + A/2)`` with A the largest ``|scale| · Σ|q_d·k_d|``: float32 rounding of the
-    scores cannot do better. Float16 storage adds ``max|v| · 2⁻¹⁰``; its inputs are already rounded. Raises
-    Cancelled when ``should_stop`` answers True on the way.
+    scores cannot do better. Where values do not cancel one another, the sum of n of them rounds more:
+    ``max|output| · 2⁻²³ · √n/4``. Float16 storage adds ``max|v| · 2⁻¹⁰``; its inputs are already rounded. A number
+    below float32's smallest normal one may count as 0. Raises Cancelled when ``should_stop`` answers True on the way.
     """
     inputs = without_hidden_garbage(problem, inputs)
     rows = rows_to_compare(problem, seed)
@@ -56,6 +57,7 @@ def expect(
     bound = _max_visible_v(problem, inputs) * (
         EPS * (4 + largest / 2) + (_HALF_EPS if problem.dtype == "f16" else 0.0)
     )
+    bound += EPS * math.sqrt(problem.seq_k) / 4 * finite_size(output) + TINY
     return Expected(rows, output, bound, not has_nonfinite(inputs), inputs.recorded_output)
 
 
@@ -70,7 +72,7 @@ def verify(expected: Expected, output: NDArray[np.float32]) -> Verdict:
     got = output[:, :, expected.rows]
     off_by = difference(got, expected.output)
     max_abs = float(off_by.max(initial=0.0))
-    largest = float(np.abs(expected.output).max(initial=0.0, where=np.isfinite(expected.output)))
+    largest = finite_size(expected.output)
     stray = nonfinite if expected.finite_input else 0
     verified = max_abs <= expected.bound and not stray
     return Verdict(

@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.inputs import Inputs
 from engine.kernels.base import Gradients, Prepared
 from engine.masks import has_nonfinite, without_hidden_garbage
-from engine.measure.verdict import AFFORDABLE_SCORES, EPS, Verdict, difference
+from engine.measure.verdict import AFFORDABLE_SCORES, EPS, TINY, Verdict, difference, finite_size
 from engine.problem import AttentionProblem
 from engine.reference_backward import ReferenceGradients, all_groups, reference_gradients
 from engine.running import ShouldStop, never_stop
@@ -19,7 +18,6 @@ from engine.running import ShouldStop, never_stop
 _DEARER = 3  # than the forward pass, whose scores are what is affordable
 _FACTOR = 4  # of the forward pass's bound
 _SUM = 4  # of the forward pass's bound, what is left of it with scores near 0: rounding of sums
-_TINY = float(np.finfo(np.float32).tiny)  # what is smaller some devices take for 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def expect_gradients(
     wanted = reference_gradients(problem, inputs, groups, should_stop)
     terms = max(problem.group * problem.seq_q, problem.seq_k)
     bound = EPS * (_FACTOR * (4 + wanted.largest / 2) + math.sqrt(terms)) * _largest(wanted)
-    bound += _TINY * terms * problem.head_dim_v
+    bound += TINY * terms * problem.head_dim_v
     relative = EPS * (_SUM + (wanted.largest / problem.softcap if problem.softcap else 0))
     bounds = {"dq": bound + relative * wanted.dq_terms, "dk": bound + relative * wanted.dk_terms, "dv": bound}
     return ExpectedGradients(groups, wanted, bounds, not has_nonfinite(inputs))
@@ -116,10 +114,4 @@ def groups_to_compare(problem: AttentionProblem, seed: int) -> list[tuple[int, i
 
 
 def _largest(wanted: ReferenceGradients) -> float:
-    return max(_finite_size(array) for array in (wanted.dq, wanted.dk, wanted.dv))
-
-
-def _finite_size(array: NDArray[np.floating]) -> float:
-    """Return the largest finite absolute value."""
-    size = np.abs(array)
-    return float(size.max(initial=0.0, where=np.isfinite(size)))
+    return max(finite_size(array) for array in (wanted.dq, wanted.dk, wanted.dv))

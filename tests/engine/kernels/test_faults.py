@@ -96,6 +96,14 @@ def test_float32_is_not_half_in_disguise(kernel) -> None:
     assert verify(expect(problem, inputs), got.output).max_rel_err < 1e-6
 
 
+@pytest.mark.parametrize("seq_k", [240, 1024])
+@pytest.mark.parametrize("centre", [50, 1e-40])
+def test_values_that_do_not_cancel_are_summed_as_well_as_float32_can(kernel, centre: float, seq_k: int) -> None:
+    problem = AttentionProblem(heads=1, seq_q=32, seq_k=seq_k, head_dim=128)
+    given = constant(problem, 0, 1)
+    kernel.check(problem, Inputs(given.q, given.k, near(problem.v_shape, centre, centre / 50, 8)))
+
+
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 1e38])
 @pytest.mark.parametrize("causal", [False, True])
 def test_garbage_in_hidden_positions_does_not_leak(kernel, garbage: float, causal: bool) -> None:

@@ -44,7 +44,18 @@ def test_the_bound_is_the_documented_formula() -> None:
         np.array([[[[1, -7], [2, 3]]]], np.float32),
     )
     largest = 0.5 * (2 * 4 + 3 * 5)
-    assert expect(problem, inputs).bound == 7 * 2**-23 * (4 + largest / 2)
+    expected = expect(problem, inputs)
+    of_scores, of_the_sum = 7 * (4 + largest / 2), math.sqrt(2) / 4 * -expected.output.min()
+    assert expected.bound == pytest.approx(2**-23 * (of_scores + of_the_sum), rel=1e-12)
+
+
+def test_a_key_left_out_is_found_whatever_the_values_have_in_common() -> None:
+    problem = AttentionProblem(heads=1, seq_q=4, seq_k=4096, head_dim=32)
+    less = AttentionProblem(heads=1, seq_q=4, seq_k=4095, head_dim=32)
+    given = seeded(problem, 0)
+    v = given.v + np.float32(50)
+    output = right_output(less, Inputs(given.q, given.k[:, :, :-1], v[:, :, :-1]))
+    assert not verify(expect(problem, Inputs(given.q, given.k, v)), output).verified
 
 
 @pytest.mark.parametrize(("factor", "verified"), [(0.9, True), (1.1, False)])
