@@ -104,6 +104,14 @@ def test_values_that_do_not_cancel_are_summed_as_well_as_float32_can(kernel, cen
     kernel.check(problem, Inputs(given.q, given.k, near(problem.v_shape, centre, centre / 50, 8)))
 
 
+@pytest.mark.parametrize("seq_q", [4, 20], ids=["decode", "tiles"])
+def test_thousands_of_equal_values_keep_their_digits(kernel, seq_q: int) -> None:
+    problem = AttentionProblem(heads=1, seq_q=seq_q, seq_k=4096, head_dim=32)
+    given = constant(problem, 0, 1)
+    got = kernel.check(problem, Inputs(given.q, given.k, np.full_like(given.v, 0.1)))
+    np.testing.assert_allclose(got.output, np.float32(0.1), rtol=1.5e-6)
+
+
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 1e38])
 @pytest.mark.parametrize("causal", [False, True])
 def test_garbage_in_hidden_positions_does_not_leak(kernel, garbage: float, causal: bool) -> None:
