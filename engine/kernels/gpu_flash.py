@@ -5,7 +5,8 @@ of 4·row_groups rows by 4·col_groups columns of scores, and of the output the 
 ``lanes`` threads side by side share a row. Workgroup memory holds Q transposed (depth × rows), the softmax weights
 (cols × rows) and, without subgroups, a vec4 of partial maxima a thread. A layout pass re-lays K by tiles first (and V,
 where its rows do not fill the lanes or its keys not whole tiles), so that the loops read both at constant offsets; it
-converts to float32 where storage is half precision.
+converts to float32 where storage is half precision. Large blocks, for much work, have Q re-laid as well and hold
+weights alone, of half a tile's columns at a time.
 
 Decode (few queries, a long cache): a workgroup owns rows of all heads of a group and a part of the keys, which it
 streams once; see shaders/gpu_flash_decode. Where keys are split, a combining pass joins the parts (flash decoding).
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices import Limits
-from engine.gpu.buffers import padded
 from engine.gpu.device import GpuDevice
 from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
@@ -48,7 +48,7 @@ from engine.kernels.gpu_flash_variant import (
     candidates,
     choose_variant,
     power_of_two,
-    round_up,
+    scratch_bytes,
 )
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
@@ -92,7 +92,7 @@ class GpuFlash(Kernel):
             return 0
         return (
             sum(tensor_buffers(problem)) + mask_bytes(problem) + lse_bytes(problem, want_lse)
-            + sum(_scratch(problem, variant).values()) + _uniform_bytes(problem, variant)
+            + sum(scratch_bytes(problem, variant).values()) + _uniform_bytes(problem, variant)
         )  # fmt: skip
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
@@ -116,7 +116,7 @@ class GpuFlash(Kernel):
             inputs = without_hidden_garbage(problem, inputs)
             prepared.variant = str(variant)
             prepared.common_buffers(inputs)
-            scratch = {name: prepared.buffers.storage(name, n) for name, n in _scratch(problem, variant).items()}
+            scratch = {name: prepared.buffers.storage(name, n) for name, n in scratch_bytes(problem, variant).items()}
             careful = has_nonfinite(inputs)
             passes: list[Dispatch] = []
             if isinstance(variant, Tiles):
@@ -139,31 +139,12 @@ def _scratch_of(problem: AttentionProblem, limits: Limits) -> dict[str, int] | N
         form = backward.choose_form(problem, limits)
         return None if form is None else backward.scratch_bytes(problem, form)
     variant = choose_variant(problem, limits)
-    return None if variant is None else _scratch(problem, variant)
-
-
-def _scratch(problem: AttentionProblem, variant: Variant) -> dict[str, int]:
-    """Return the scratch buffers a variant needs, by name, in bytes."""
-    scratch = {}
-    if isinstance(variant, Tiles):
-        rows = problem.batch * problem.kv_heads * round_up(problem.seq_k, variant.cols)
-        depth = variant.depth_stored(problem.head_dim)
-        scratch["K by tiles"] = padded(4 * rows * depth)
-        as_it_is = problem.seq_k % variant.cols == 0 and problem.head_dim_v == 4 * variant.value_stride
-        if not as_it_is or problem.dtype != "f32":
-            scratch["V by tiles"] = padded(16 * rows * variant.value_stride)
-        if variant.lean:
-            scratch["Q by tiles"] = padded(4 * problem.pairs * round_up(problem.seq_q, variant.rows) * depth)
-    if variant.splits > 1 or isinstance(variant, Decode):
-        rows = variant.splits * problem.pairs * problem.seq_q
-        scratch["partial outputs"] = 16 * rows * -(-problem.head_dim_v // 4)
-        scratch["partial sums"] = 16 * rows
-    return scratch
+    return None if variant is None else scratch_bytes(problem, variant)
 
 
 def _uniform_bytes(problem: AttentionProblem, variant: Variant) -> int:
     """Return the bytes of the parameters of all passes."""
-    scratch = _scratch(problem, variant)
+    scratch = scratch_bytes(problem, variant)
     passes = [_PARAMS_BYTES]
     passes += [_LAYOUT_PARAMS_BYTES for name in ("K by tiles", "V by tiles", "Q by tiles") if name in scratch]
     passes += [_COMBINE_PARAMS_BYTES for name in ("partial outputs",) if name in scratch]

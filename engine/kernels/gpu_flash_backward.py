@@ -33,11 +33,20 @@ _LAYOUT_THREADS = 64
 
 
 def choose_form(problem: AttentionProblem, limits: Limits) -> Passes | Rounds | None:
-    """Return the form to compile for the problem within these limits, None where none fits. Pure."""
+    """Return the form to compile for the problem within these limits, None where none fits. Pure.
+
+    Passes hold less, so that they also take what rounds have no room for.
+    """
     rounds = choose_rounds(problem, limits)
-    if rounds and (limits.software or fill_gpu(problem, rounds)):
+    if rounds and _fits(problem, limits, rounds) and (limits.software or fill_gpu(problem, rounds)):
         return rounds
     return choose_passes(problem, limits)
+
+
+def _fits(problem: AttentionProblem, limits: Limits, form: Rounds) -> bool:
+    """Whether the device has the memory for all buffers, and each scratch buffer can be bound."""
+    largest = max(scratch_bytes(problem, form).values())
+    return largest <= limits.binding_bytes and predict(problem, form) <= limits.memory_bytes
 
 
 def scratch_bytes(problem: AttentionProblem, form: Passes | Rounds) -> dict[str, int]:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from engine.devices import Limits
+from engine.gpu.buffers import padded
 from engine.gpu.probe import MIN_LANES
 from engine.problem import AttentionProblem
 
@@ -280,7 +281,10 @@ def candidates(problem: AttentionProblem, limits: Limits) -> list[Tiles]:
 
 
 def _suits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> bool:
-    """Whether a thread's registers and a workgroup's memory and threads suffice, and large blocks would pay."""
+    """Whether registers, a workgroup's threads and memory, and the device's memory suffice, and large blocks would pay.
+
+    How much is re-laid depends on the variant, and large blocks re-lay Q too: another may fit where this one does not.
+    """
     scores = 16 * variant.row_groups * (variant.col_groups - variant.lean)  # live beside the sums of the second product
     sums = 2 * 16 * variant.row_groups * variant.value_groups
     return (
@@ -288,8 +292,15 @@ def _suits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> bool:
         and scores + sums + 40 <= _REGISTERS
         and variant.threads <= limits.workgroup_threads
         and variant.workgroup_bytes <= limits.workgroup_bytes
+        and _fits(problem, limits, _split(problem, limits, variant))
         and (not variant.lean or (not limits.software and _pays(problem, limits, variant)))
     )
+
+
+def _fits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> bool:
+    """Whether the device has the memory for scratch buffers, each and all of them beside the tensors."""
+    scratch = scratch_bytes(problem, variant).values()
+    return max(scratch) <= limits.binding_bytes and problem.tensor_bytes + sum(scratch) <= limits.memory_bytes
 
 
 def _statements(variant: Tiles) -> int:
@@ -342,6 +353,25 @@ def _splits(problem: AttentionProblem, limits: Limits, variant: Tiles) -> int:
     tiles = -(-problem.seq_k // variant.cols)
     wanted = power_of_two(max(1, _FULL_LARGE // workgroups)) if variant.lean else _FULL // workgroups
     return max(1, min(wanted, tiles // _SPLIT_TILES))
+
+
+def scratch_bytes(problem: AttentionProblem, variant: Variant) -> dict[str, int]:
+    """Return the scratch buffers a variant needs, by name, in bytes."""
+    scratch = {}
+    if isinstance(variant, Tiles):
+        rows = problem.batch * problem.kv_heads * round_up(problem.seq_k, variant.cols)
+        depth = variant.depth_stored(problem.head_dim)
+        scratch["K by tiles"] = padded(4 * rows * depth)
+        as_it_is = problem.seq_k % variant.cols == 0 and problem.head_dim_v == 4 * variant.value_stride
+        if not as_it_is or problem.dtype != "f32":
+            scratch["V by tiles"] = padded(16 * rows * variant.value_stride)
+        if variant.lean:
+            scratch["Q by tiles"] = padded(4 * problem.pairs * round_up(problem.seq_q, variant.rows) * depth)
+    if variant.splits > 1 or isinstance(variant, Decode):
+        rows = variant.splits * problem.pairs * problem.seq_q
+        scratch["partial outputs"] = 16 * rows * -(-problem.head_dim_v // 4)
+        scratch["partial sums"] = 16 * rows
+    return scratch
 
 
 def power_of_two(value: int) -> int:

@@ -127,6 +127,19 @@ def test_scratch_of_flash_at_most_doubles_with_the_sequence(options: dict[str, A
         assert scratch[-1] < 4 * problem.tensor_bytes
 
 
+@pytest.mark.parametrize("software", [False, True])
+def test_two_passes_run_what_rounds_have_no_room_for(software: bool) -> None:
+    problem = backward(batch=8, heads=16, kv_heads=4, seq_q=1096, head_dim=32)
+    roomy = limits(memory_bytes=1 << 30, binding_bytes=1 << 30, buffer_bytes=1 << 30, software=software)
+    need = get_kernel("gpu-flash").predict(problem, roomy)
+    assert isinstance(choose_form(problem, roomy), Rounds)
+    for scarce in ({"memory_bytes": need - 1}, {"binding_bytes": 36 * MIB - 4}):
+        tight = msgspec.structs.replace(roomy, **scarce)
+        assert isinstance(choose_form(problem, tight), Passes)
+        assert get_kernel("gpu-flash").supports(problem, tight) is None
+    assert isinstance(choose_form(problem, msgspec.structs.replace(roomy, memory_bytes=need)), Rounds)
+
+
 @pytest.mark.parametrize("kib", [16, 32, 48])
 @pytest.mark.parametrize("software", [False, True])
 def test_every_head_dim_finds_a_form_within_the_workgroup_memory(kib: int, software: bool) -> None:
@@ -301,6 +314,6 @@ def test_what_passes_the_memory_limit_is_refused_with_both_figures(name: str, fi
 @pytest.mark.parametrize("name", NAMES)
 def test_a_problem_that_fits_alone_is_not_refused(name: str) -> None:
     problem = backward(heads=2, seq_q=256, head_dim=64)
-    need = get_kernel(name).predict(problem, limits())
+    need = get_kernel(name).predict(problem, limits(memory_bytes=1))  # of the form that needs least
     assert get_kernel(name).supports(problem, limits(memory_bytes=need)) is None
     assert get_kernel(name).supports(problem, limits(memory_bytes=need - 1)) is not None

@@ -225,15 +225,48 @@ def test_large_blocks_are_right(name: str, bad: float | None, monkeypatch: pytes
     ids=["many", "causal", "odd", "window", "few"],
 )
 def test_large_blocks_are_for_much_work(options: dict[str, Any], large: bool) -> None:
+    room = {"subgroup_size": 32, "binding_bytes": 1 << 30, "memory_bytes": 4 << 30}
     for head_dim in (32, 64, 80, 128, 256):
         problem = AttentionProblem(head_dim=head_dim, **options)
-        variant = choose_variant(problem, limits(software=False, subgroup_size=32))
+        variant = choose_variant(problem, limits(software=False, **room))
         assert isinstance(variant, Tiles)
         assert variant.lean == large
         for adapter in ({"software": True}, {"software": False, "integrated": True}):
-            elsewhere = choose_variant(problem, limits(subgroup_size=32, **adapter))
+            elsewhere = choose_variant(problem, limits(**room, **adapter))
             assert isinstance(elsewhere, Tiles)
             assert not elsewhere.lean
+
+
+@pytest.mark.parametrize("scarce", [{"binding_bytes": 128 << 20}, {"memory_bytes": 400 << 20}], ids=str)
+def test_small_blocks_run_what_large_ones_have_no_room_for(scarce: dict[str, int]) -> None:
+    """Half precision: Q and the output have 128 MiB, and Q has twice that where large blocks re-lay it."""
+    problem = AttentionProblem(heads=64, kv_heads=4, seq_q=8192, head_dim=128, dtype="f16")
+    room = {"software": False, "subgroup_size": 32, "f16": True, "binding_bytes": 1 << 30, "memory_bytes": 4 << 30}
+    roomy, tight = limits(**room), limits(**room | scarce)
+    large = choose_variant(problem, roomy)
+    assert isinstance(large, Tiles)
+    assert large.lean
+    small = choose_variant(problem, msgspec.structs.replace(tight, tuned=(tuned(problem, large),)))
+    assert small == choose_variant(problem, tight)
+    assert isinstance(small, Tiles)
+    assert not small.lean
+    assert GpuFlash().supports(problem, tight) is None
+    assert not any(variant.lean for variant in candidates(problem, tight))
+
+
+def test_a_stored_variant_that_re_lays_too_much_is_left_aside() -> None:
+    problem = AttentionProblem(seq_q=4096, seq_k=100_000, head_dim=32, head_dim_v=36, dtype="f16")
+    room = {"software": False, "subgroup_size": 32, "f16": True, "binding_bytes": 1 << 30, "memory_bytes": 4 << 30}
+    default = choose_variant(problem, limits(**room))
+    assert isinstance(default, Tiles)
+    block = {"rows": 4, "row_groups": 1, "col_groups": 1, "lean": False}
+    wide = tuned(problem, default, lanes=32, value_groups=1, **block)
+    chosen = choose_variant(problem, limits(**room, tuned=(wide,)))
+    assert isinstance(chosen, Tiles)
+    assert chosen.lanes == 32
+    tight = limits(**room | {"binding_bytes": 256 << 20}, tuned=(wide,))
+    assert choose_variant(problem, tight) == default
+    assert GpuFlash().supports(problem, tight) is None
 
 
 HALVES = [
