@@ -102,7 +102,7 @@ def test_a_kernel_that_cannot_run_says_why_in_red_and_the_others_may(panel: Setu
     typed(qtbot, panel, "seq", "8192")
     assert panel.plan() is not None
     row = panel.kernels.rows["gpu-naive"]
-    assert row.reason.text().startswith("Cannot run: one pair's score matrix needs 256.0 MiB")
+    assert row.reason.text().startswith("Cannot run: one pair's score matrix needs 256 MiB")
     assert row.reason.property("role") == "bad"
     assert not row.reason.isHidden()
     assert panel.kernels.rows["gpu-flash"].reason.isHidden()
