@@ -57,7 +57,8 @@ class LiveTab(ChartTab):
         self._lines.setProperty("role", "muted")
         self._lines.setToolTip(
             "Resident memory is what the operating system counts for the worker process; GPU memory is what kernels "
-            "have allocated; scratch is what a kernel needs beyond Q, K, V and the output."
+            "have allocated; scratch is what a kernel needs beyond Q, K, V and the output, backward their gradients "
+            "too."
         )
         for label in (self.readout, self._lines):  # no label's text widens the window
             label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)

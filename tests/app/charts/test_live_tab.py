@@ -211,6 +211,10 @@ def test_memory_shows_the_worker_the_gpu_and_scratch(tab: LiveTab) -> None:
     assert x.tolist() == pytest.approx([0.0, 39 * 0.002])
 
 
+def test_scratch_is_explained_for_both_directions(tab: LiveTab) -> None:
+    assert "beyond Q, K, V and the output, backward their gradients too." in tab._lines.toolTip()
+
+
 def test_a_zoomed_view_stays_while_samples_come_and_fit_follows_again(tab: LiveTab) -> None:
     begin(tab)
     sampled(tab, CASES[0])
