@@ -92,7 +92,7 @@ def run(
     label: Annotated[str, typer.Option(help="A name for this run in the reports.")] = "",
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the whole run, to be reopened.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the picture, a PNG.")] = None,
     samples_csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every raw sample.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> int:

@@ -61,8 +61,8 @@ class Machine:
 class Footprint:
     """A kernel's predicted memory over all cases in bytes, the limit it is held against, and why cases cannot run.
 
-    ``least`` and ``most`` are None, and ``limit`` is 0, where there is no device to predict for; ``reason`` is empty
-    while the devices are not known.
+    ``least`` and ``most`` are None, and ``limit`` is 0, where there is no device to predict for; ``reason`` is that of
+    the first case that cannot run, empty while the devices are not known, and ``where`` says which of several cannot.
     """
 
     kernel: str
@@ -72,6 +72,7 @@ class Footprint:
     cases: int
     refused: int
     reason: str = ""
+    where: str = ""
 
     @property
     def runs(self) -> bool:
@@ -94,9 +95,9 @@ def footprint(kernel: str, plan: Plan, machine: Machine) -> Footprint:
         sizes.append(nbytes)
         if reason is not None:
             refusals.append((case, reason))
-    return Footprint(
-        kernel, min(sizes), max(sizes), limit, len(plan.cases), len(refusals), _told(refusals, plan.cases)
-    )
+    reason = refusals[0][1] if refusals else ""
+    where = _where([case for case, _ in refusals], plan.cases)
+    return Footprint(kernel, min(sizes), max(sizes), limit, len(plan.cases), len(refusals), reason, where)
 
 
 def seconds(plan: Plan, machine: Machine) -> float:
@@ -120,17 +121,14 @@ def _flops(problem: AttentionProblem) -> int:
     return problem.flops()
 
 
-def _told(refusals: Sequence[tuple[Case, str]], cases: Sequence[Case]) -> str:
-    """Return the first refusal, with the case it is of and how many more there are."""
-    if not refusals:
+def _where(refused: Sequence[Case], cases: Sequence[Case]) -> str:
+    """Return how many of several cases are refused, and what sets the first of them apart; empty of a single case."""
+    if not refused or len(cases) == 1:
         return ""
-    case, reason = refusals[0]
-    if len(cases) == 1:
-        return reason
-    if len(refusals) == len(cases):
-        return f"in every case: {reason}"
-    where = distinct(case, cases)
-    return f"in {len(refusals)} of {len(cases)} cases, from {where}: {reason}"
+    if len(refused) == len(cases):
+        return "in any case"
+    first = "the first " * (len(refused) > 1) + distinct(refused[0], cases)
+    return f"in {len(refused)} of {len(cases)} cases, {first}"
 
 
 def _turn_seconds(kernel: str, plan: Plan, case: Case, machine: Machine) -> float:

@@ -13,6 +13,8 @@ from engine.storage import csv_report, run_file
 from engine.storage.atomic import replace_file
 from engine.storage.run_file import RunRecorder
 
+_OTHER_PICTURES = {".bmp", ".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".ps", ".svg", ".tif", ".tiff", ".webp"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
@@ -24,7 +26,12 @@ class Outputs:
     png: Path | None = None
 
     def check(self, inputs: Sequence[Path] = ()) -> None:
-        """Raise ValueError with one sentence unless every path can be written and is neither input nor another's."""
+        """Raise ValueError with one sentence unless every path can be written and is neither input nor another's.
+
+        A picture is a PNG: a name that promises another format is refused.
+        """
+        if self.png is not None and self.png.suffix.lower() in _OTHER_PICTURES:
+            raise ValueError(f"--png writes a PNG, and {self.png} names another format; let it end in .png")
         taken = {_identity(path): "the --input file" for path in inputs}
         for option, path in self._given():
             _check_writable(option, path)

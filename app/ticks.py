@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from app.units import significant
 
@@ -62,6 +63,12 @@ def chosen(values: list[int]) -> Ticks:
         if not marks or math.log10(value) - marks[-1][0] >= span / 9:
             marks.append((math.log10(value), str(value)))
     return marks
+
+
+def stride(spans: Sequence[tuple[float, float]]) -> int:
+    """Return how many marks share a text, so that texts with these left and right ends stand evenly and apart."""
+    steps = range(1, len(spans) + 1)
+    return next((n for n in steps if all(one[1] <= other[0] for one, other in pairwise(spans[::n]))), 1)
 
 
 def _multiples(step: float, low: float, high: float, text: Callable[[float], str]) -> Ticks:

@@ -179,10 +179,19 @@ def _answer(tuning: Tuning) -> str:
     if tuning.best is None:
         return f"{kind}: nothing was measured"
     best = tuning.trials[tuning.best]
+    quickest = _quickest(tuning.trials)
+    if quickest is not best:
+        lead = f"{quickest.variant} at {_versus(tuning, quickest) or 1:.2f}× leads by no more than the spread or 1 %"
+        return f"{kind}: the default, {best.variant}, stays: {lead}{cut_short}"
     if tuning.best == 0:
         return f"{kind}: the default, {best.variant}, is the quickest{cut_short}"
     gain = f"takes {significant(100 * tuning.gain, 2)} % less time than the default, {tuning.trials[0].variant}"
     return f"{kind}: {best.variant} {gain}{cut_short}"
+
+
+def _quickest(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the least median of those that were timed."""
+    return min((trial for trial in trials if trial.median_ms is not None), key=lambda trial: trial.median_ms or 0.0)
 
 
 def _table(tuning: Tuning) -> Table:
@@ -202,7 +211,9 @@ def _table(tuning: Tuning) -> Table:
                 str(trial.samples),
                 "–" if versus is None else f"{versus:.2f}×",
             ]
-        marks = [word for word, holds in (("default", place == 0), ("quickest", place == tuning.best)) if holds]
+        marks = ["default"] * (place == 0)
+        if place == tuning.best:
+            marks.append("quickest" if trial is _quickest(tuning.trials) else "stays")
         if trial.status is not Status.OK:
             marks.append(f"{trial.status.value}: {trial.message}")
         table.add_row(trial.variant, *figures, ", ".join(marks), style="green" if place == tuning.best else "")

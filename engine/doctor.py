@@ -22,6 +22,7 @@ import psutil
 from engine.blas import blas_name, blas_threads
 from engine.devices import DeviceInfo
 from engine.processor import processor_name, usable_cores
+from engine.units import size
 
 Family = Literal["debian", "fedora", "arch", "macos", "windows", "other"]
 
@@ -189,7 +190,7 @@ def _display() -> Check:
 
 def _memory() -> Check:
     memory = psutil.virtual_memory()
-    return Check("memory", "ok", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB free")
+    return Check("memory", "ok", f"{size(memory.total)}, {size(memory.available)} free")
 
 
 def _cache_folder(folder: Path) -> Check:

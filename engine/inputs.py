@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine.problem import AttentionProblem, Dtype, KeyMask
 from engine.tensor_files import StoredArray, TensorFileError, open_arrays
+from engine.units import sizes_apart
 
 FloatArray = NDArray[np.floating]
 
@@ -219,7 +220,8 @@ def _check_memory(path: str, stored: Mapping[str, StoredArray]) -> None:
     needed = sum(math.prod(array.shape) * (4 if array.dtype == "float32" else 12) for array in stored.values())
     free = psutil.virtual_memory().available
     if needed > free:
-        raise TensorFileError(f"{path} needs {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free")
+        wanted, there = sizes_apart(needed, free)
+        raise TensorFileError(f"{path} needs {wanted} of memory, and {there} are free")
 
 
 def _conversions(stored: Mapping[str, StoredArray]) -> list[str]:

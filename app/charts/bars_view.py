@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
+from app import ticks
 from app.appearance import appearance
 from app.bar_scale import BarScale
 from app.icons import draw_mark
@@ -146,15 +146,15 @@ class _Drawing:
             used = self._text(QRectF(area.left(), 0, area.width(), _TITLE - 6), title, self._bold, self._palette.ink)
             rest = QRectF(area.left() + used + 6, 0, area.width() - used - 6, _TITLE - 6)
             self._text(rest, explained + log, self._small, self._palette.muted)
-            free = -math.inf  # where the next mark's text may begin
-            for x, text in panel.marks(of_bytes=of_bytes):
+            marks = panel.marks(of_bytes=of_bytes)
+            halves = [QFontMetricsF(self._small).horizontalAdvance(text) / 2 + 4 for _, text in marks]
+            stride = ticks.stride([(x - half, x + half) for (x, _), half in zip(marks, halves, strict=True)])
+            for number, ((x, text), half) in enumerate(zip(marks, halves, strict=True)):
                 self._painter.setPen(QPen(QColor(self._palette.rule), 1))
                 self._painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
-                half = QFontMetricsF(self._small).horizontalAdvance(text) / 2 + 4
-                if x - half >= free:
+                if number % stride == 0:
                     label = QRectF(x - half, area.bottom() + 2, 2 * half, _AXIS - 2)
                     self._text(label, text, self._small, self._palette.muted, Qt.AlignmentFlag.AlignHCenter)
-                    free = x + half
 
     def name(self, place: QRectF, row: Row) -> None:
         """Draw a kernel's mark and name, how its turn ended, and on what."""

@@ -35,13 +35,13 @@ class Level:
 
 
 class LatencyChart(Chart):
-    """``by_time`` and ``log`` say against what, and how, latency is drawn; ``levels`` are those of the case drawn."""
+    """``by_time`` and ``log`` say against what, and how, latency is drawn; ``levels`` are those of ``case``."""
 
     def __init__(self) -> None:
         super().__init__(log_y=True)
         self.by_time = False
         self.levels: dict[str, Level] = {}
-        self._case: int | None = None
+        self.case: int | None = None
         self._kernels: dict[str, _KernelItems] = {}
         self._name()
 
@@ -60,13 +60,13 @@ class LatencyChart(Chart):
         """Forget the case that is drawn."""
         for items in self._kernels.values():
             items.remove(self)
-        self._kernels, self.levels, self._case = {}, {}, None
+        self._kernels, self.levels, self.case = {}, {}, None
 
     def draw(self, data: SessionData, case: int, hidden: Collection[str], highlighted: str | None) -> None:
         """Draw a case as far as it has come."""
-        if case != self._case:
+        if case != self.case:
             self.clear_case()
-            self._case = case
+            self.case = case
             self.fit()
         samples = data.samples(case)
         for kernel in data.kernels:
@@ -95,7 +95,7 @@ class LatencyChart(Chart):
     def nearest(self, data: SessionData, x: float) -> dict[str, int]:
         """Return the sample nearest to a place of the x axis, by its index, of each kernel that is shown."""
         found = {}
-        for kernel, columns in data.samples(self._case if self._case is not None else -1).items():
+        for kernel, columns in data.samples(self.case if self.case is not None else -1).items():
             if kernel not in self._kernels or not self._kernels[kernel].shown:
                 continue
             if self.by_time:

@@ -57,7 +57,8 @@ class LiveTab(ChartTab):
         self._lines.setProperty("role", "muted")
         self._lines.setToolTip(
             "Resident memory is what the operating system counts for the worker process; GPU memory is what kernels "
-            "have allocated; scratch is what a kernel needs beyond Q, K, V and the output."
+            "have allocated; scratch is what a kernel needs beyond Q, K, V and the output, backward their gradients "
+            "too."
         )
         for label in (self.readout, self._lines):  # no label's text widens the window
             label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -67,6 +68,8 @@ class LiveTab(ChartTab):
         self.log.toggled.connect(self._look)
         self.pause.toggled.connect(self._hold)
         self.fit.clicked.connect(self._fit)
+        self.legend.changed.connect(self._draw_paused)
+        appearance().changed.connect(self._draw_paused)
         self.latency.crosshair_moved.connect(self._read_latency)
         self.memory.crosshair_moved.connect(self._read_memory)
         data.samples_grew.connect(self.refresher.request)
@@ -121,14 +124,10 @@ class LiveTab(ChartTab):
         self.memory.clear_session()
 
     def draw(self) -> None:
-        """Draw the case, and say how its race stands."""
-        self.pause.setEnabled(self.data.running or self.pause.isChecked())
+        """Draw the case, and say how its race stands; not while the view is paused."""
         self._stay()
-        case = self._shown()
-        if self.pause.isChecked() or case is None:
-            return
-        self._draw_latency(case)
-        self._draw_memory()
+        if not self.pause.isChecked():
+            self._draw_shown()
 
     def redraw(self) -> None:
         """Draw latency; memory, which changes little, a few times a second."""
@@ -138,6 +137,12 @@ class LiveTab(ChartTab):
             return
         self._draw_latency(case)
         if self._since_memory.hasExpired(_MEMORY_MS):
+            self._draw_memory()
+
+    def _draw_shown(self) -> None:
+        case = self._shown()
+        if case is not None:
+            self._draw_latency(case)
             self._draw_memory()
 
     def _draw_memory(self) -> None:
@@ -162,16 +167,22 @@ class LiveTab(ChartTab):
         return self.latency, self.memory
 
     def _stay(self) -> None:
-        """When the run is over there is no case under way to follow: stay with the last one."""
-        if not self.data.running and self.case.count() and self.case.itemData(0) is None:
-            followed = self.case.currentIndex() == 0
+        """When the run is over there is nothing to pause and no case under way: stay with the one that is shown."""
+        self.pause.setEnabled(self.data.running)
+        if self.data.running:
+            return
+        case = self._shown()
+        self.pause.setChecked(False)
+        if self.case.count() and self.case.itemData(0) is None:
             with QSignalBlocker(self.case):
                 self.case.removeItem(0)
-                if followed and self.data.case is not None:
-                    self.case.setCurrentIndex(self.data.case.index)
+                if case is not None:
+                    self.case.setCurrentIndex(case.index)
 
     def _shown(self) -> Case | None:
         number = self.case.currentData()
+        if number is None and self.pause.isChecked():
+            number = self.latency.case  # though another may be under way by now
         return self.data.case if number is None else self.data.cases[number]
 
     def _say(self, case: Case) -> None:
@@ -195,10 +206,17 @@ class LiveTab(ChartTab):
     def _choose(self) -> None:
         self.latency.clear_case()
         self.refresher.now()
+        self._draw_paused()
 
     def _look(self) -> None:
         self.latency.look(by_time=self.against.currentIndex() == 1, log=self.log.isChecked())
         self.refresher.now()
+        self._draw_paused()
+
+    def _draw_paused(self) -> None:
+        """Draw a paused view anew, with the samples there are by now: it was asked to look different."""
+        if self.pause.isChecked():
+            self._draw_shown()
 
     def _hold(self, held: bool) -> None:
         self.pause.setText("Resume" if held else "Pause")

@@ -126,4 +126,5 @@ def _figures(footprint: Footprint) -> str:
 def _refusal(footprint: Footprint) -> str:
     if not footprint.reason:
         return ""
-    return f"Cannot run {footprint.reason}." if footprint.runs else f"Cannot run: {footprint.reason}."
+    where = f" {footprint.where}" if footprint.where else ""
+    return f"Cannot run{where}: {footprint.reason}."

@@ -19,6 +19,7 @@ from engine.kernels.base import Array, Gradients, Prepared
 from engine.masks import has_nonfinite
 from engine.problem import AttentionProblem
 from engine.running import Timing
+from engine.units import sizes_apart
 
 _FAR = 1e30  # scales and soft caps beyond this, or below its inverse, say no more in float32, only overflow
 _WORTHWHILE_FLOPS = 8e6  # of an item: some 100 µs of work, against half as much of Python
@@ -36,7 +37,8 @@ def unsupported(problem: AttentionProblem, limits: Limits, what: str, need: int)
     if problem.dtype != "f32":
         return f"CPU kernels work in float32 only, not {problem.dtype}"
     if need > limits.memory_bytes:
-        return f"{what} {_size(need)}, the limit is {_size(limits.memory_bytes)}"
+        needed, allowed = sizes_apart(need, limits.memory_bytes)
+        return f"{what} {needed}, the limit is {allowed}"
     return None
 
 
@@ -203,7 +205,3 @@ class PreparedGradients(Prepared):
     def gradients(self) -> Gradients:
         """Return the gradients that the last run left."""
         return Gradients(self._dq, self._dk, self._dv)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

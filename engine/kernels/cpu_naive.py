@@ -42,7 +42,7 @@ class CpuNaive(Kernel):
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: not float32, or score matrices above the memory limit."""
-        return unsupported(problem, limits, "its score matrices need", self.predict(problem, limits))
+        return unsupported(problem, limits, "its tensors and score matrices need", self.predict(problem, limits))
 
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
         """Return the bytes of Q, K, V, output, the score matrices and the mask."""

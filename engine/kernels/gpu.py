@@ -16,6 +16,7 @@ from engine.gpu.timing import Dispatch, Runner
 from engine.inputs import Inputs
 from engine.kernels.base import Array, MemoryUse, Outputs, Prepared, ShouldStop, Timing, never_stop
 from engine.problem import AttentionProblem
+from engine.units import sizes_apart
 
 FAR = 1 << 30  # an offset beyond every row and key
 CHUNK_BYTES = 16
@@ -68,12 +69,8 @@ def lse_bytes(problem: AttentionProblem, want_lse: bool) -> int:
 
 def too_large(what: str, nbytes: int, limit: int, limit_name: str) -> str:
     """Return the sentence for a need that passes a limit, with both figures."""
-    return f"{what} needs {mebibytes(nbytes)}, {limit_name} is {mebibytes(limit)}"
-
-
-def mebibytes(nbytes: int) -> str:
-    """Return a size in MiB, or GiB from 1 GiB on."""
-    return f"{nbytes / (1 << 30):,.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.1f} MiB"
+    needed, allowed = sizes_apart(nbytes, limit)
+    return f"{what} needs {needed}, {limit_name} is {allowed}"
 
 
 def common_reason(name: str, problem: AttentionProblem, limits: Limits, predicted: int) -> str | None:

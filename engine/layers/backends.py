@@ -27,7 +27,7 @@ from engine.kernels.registry import get_kernel
 from engine.layers.gpu_context import GpuContext
 from engine.layers.tensor import Place, Tensor
 from engine.problem import AttentionProblem
-from engine.units import size
+from engine.units import sizes_apart
 
 _FLAG_BYTES = 16
 
@@ -59,7 +59,8 @@ class Backend(ABC):
             raise ValueError(f"{self.flash} cannot run this problem: {reason}")
         held = self.held_bytes(self.flash, problem, limits)
         if held > limits.memory_bytes:
-            raise ValueError(f"with its copies this call needs {size(held)}, the limit is {size(limits.memory_bytes)}")
+            needed, allowed = sizes_apart(held, limits.memory_bytes)
+            raise ValueError(f"with its copies this call needs {needed}, the limit is {allowed}")
         return self._compute(problem, given, want_lse)
 
     def held_bytes(self, kernel: str, problem: AttentionProblem, limits: Limits) -> int:

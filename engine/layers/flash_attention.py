@@ -112,8 +112,12 @@ class FlashAttention:
             return FlashAttentionGrads(*(_of_kind(q, result) for result in results))
 
     def memory_savings(self, seq_len: int) -> str:
-        """Return what one head's scores take in float32, the full matrix against the accumulator, as a sentence."""
+        """Return what one head's scores take in float32, the full matrix against the accumulator, as a sentence.
+
+        Raises ValueError for a length beyond any call.
+        """
         scores = self._scores(seq_len)
+        self._sized(1, max(1, seq_len), max(1, seq_len))
         full, kept = scores.naive_bytes, scores.flash_bytes
         verdict = "as much"
         if full != kept:

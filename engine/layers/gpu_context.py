@@ -28,6 +28,8 @@ class GpuContext:
         """Return the context of that adapter."""
         if not isinstance(selector, str):
             raise ValueError(f"selector must be 'auto', an index in quotes or part of a GPU's name, got {selector!r}")
+        if selector == "cpu":
+            raise ValueError("a GpuContext is of a GPU; for the CPU give a Tensor or a layer device='cpu'")
         if selector not in _opened:
             device = open_gpu(selector)
             context = next((known for known in _opened.values() if known.device is device), None)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from engine.arrays import as_real
 from engine.gpu.buffers import Buffers, read, write
 from engine.layers.gpu_context import GpuContext
-from engine.units import size
+from engine.units import size, sizes_apart
 
 Place = Literal["cpu"] | GpuContext  # where a tensor is, or a layer computes
 
@@ -147,7 +147,8 @@ def _allocate(context: GpuContext, nbytes: int) -> tuple[Any, Buffers]:
         context.orphans.popleft().destroy()
     most = context.limits.binding_bytes
     if nbytes > most:
-        raise ValueError(f"a tensor of {size(nbytes)} is too large for {context.adapter.name}: it takes {size(most)}")
+        needed, allowed = sizes_apart(nbytes, most)
+        raise ValueError(f"a tensor of {needed} is too large for {context.adapter.name}: it takes {allowed}")
     buffers = Buffers(context.device)
     return buffers.storage("tensor", nbytes), buffers
 

@@ -121,7 +121,7 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
         wall_ms_min=wall.minimum,
         wall_ms_p90=wall.p90,
         wall_ms_p99=wall.p99,
-        wall_ms_iqr=wall.iqr,
+        wall_ms_iqr=wall.iqr if wall.count > 1 else None,  # of one sample it is 0, and says nothing
         outliers=wall.outliers,
         gpu_ms_median=gpu.median if gpu else None,
         gpu_ms_min=gpu.minimum if gpu else None,
@@ -157,7 +157,7 @@ def _gpu_clock(samples: Sequence[Sample]) -> Summary | None:
 
 
 def _doubts(wall: Summary, repeats: int) -> list[str]:
-    doubts = []
+    doubts = ["one sample only, so its spread is not known"] if wall.count == 1 else []
     if wall.relative_spread > WIDE_SPREAD:
         doubts.append(f"spread {wall.relative_spread:.0%} of the median")
     if wall.drift is not None and abs(wall.drift) > DRIFT:

@@ -91,6 +91,8 @@ def refused(ended: Any, *words: str) -> None:
         ("--json .", ("--json", "folder")),
         ("--csv same --json same", ("--csv", "--json", "same")),
         ("--csv same --png ./same", ("--csv", "--png")),
+        ("--png race.svg", ("--png", "race.svg", ".png")),
+        ("--png RACE.JPG", ("--png", "RACE.JPG", ".png")),
         ("--nonsense", ("--nonsense",)),
         ("--seq", ("--seq",)),
         ("--causal=yes", ("--causal",)),

@@ -36,8 +36,8 @@ def test_a_sweep_gives_the_span_and_the_first_case_that_cannot_run() -> None:
     assert found.most is not None
     assert found.least < found.most
     assert (found.cases, found.refused) == (5, 2)  # from 8,192 on, one pair's matrix passes the binding limit
-    assert found.reason.startswith("in 2 of 5 cases, from seq 8192: ")
-    assert "256.0 MiB" in found.reason
+    assert found.where == "in 2 of 5 cases, the first seq 8192"
+    assert "256 MiB" in found.reason
     assert found.runs
 
 
@@ -45,7 +45,8 @@ def test_what_cannot_run_at_all_says_so_once() -> None:
     plan = Setup(seq="256,512", dtype="f16").plan(None)
     found = forecast.footprint("cpu-flash", plan, MACHINE)
     assert not found.runs
-    assert found.reason.startswith("in every case: ")
+    assert found.where == "in any case"
+    assert found.reason == "CPU kernels work in float32 only, not f16"
 
 
 def test_without_a_gpu_its_kernels_say_why_and_cpu_kernels_do_not_mind() -> None:
@@ -115,7 +116,7 @@ def test_a_backward_case_counts_with_what_it_is() -> None:
     limited = msgspec.structs.replace(both, memory_limit=forecast.footprint("cpu-flash", forward, MACHINE).most)
     refused = forecast.footprint("cpu-flash", limited, MACHINE)
     assert refused.runs
-    assert refused.reason.startswith("in 1 of 2 cases, from backward: ")
+    assert refused.where == "in 1 of 2 cases, backward"
 
 
 def test_a_backward_pass_takes_two_and_a_half_times_as_long_or_what_was_measured() -> None:

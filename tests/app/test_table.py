@@ -105,7 +105,7 @@ def test_both_directions_stand_under_their_names(make_row: Callable[..., Row]) -
     groups = [CaseRows(case, (make_row(case, "cpu-flash", 1.0, warnings="hot"),)) for case in cases]
     groups[1] = CaseRows(cases[1], (make_row(cases[1], "cpu-flash", status=Status.SKIPPED, message="it cannot"),))
     lines = printed(groups, 120).splitlines()
-    assert lines[1] == "batch 1 · heads 8 · seq 64 · head_dim 64 · f32"
+    assert lines[2] == "batch 1 · heads 8 · seq 64 · head_dim 64 · f32"
     assert lines.index("forward") < lines.index("backward")
     assert "  cpu-flash skipped: it cannot (backward)" in lines
     assert "  cpu-flash: hot (forward)" in lines

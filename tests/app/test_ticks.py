@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,23 @@ def test_chosen_keeps_the_swept_values_and_drops_those_that_would_run_together()
     assert [text for _, text in ticks.chosen([128, 256, 512])] == ["128", "256", "512"]
     assert [text for _, text in ticks.chosen([512, 1000, 1024, 4096])] == ["512", "1000", "4096"]
     assert ticks.chosen([7]) == [(math.log10(7), "7")]
+
+
+@pytest.mark.parametrize(
+    ("width", "texts"), [(10.0, "012345"), (11.0, "024"), (25.0, "03"), (35.0, "04"), (45.0, "05"), (60.0, "0")]
+)
+def test_texts_that_would_run_together_are_thinned_evenly(width: float, texts: str) -> None:
+    spans = [(10.0 * n - width / 2, 10.0 * n + width / 2) for n in range(6)]
+    assert "012345"[:: ticks.stride(spans)] == texts
+
+
+def test_the_short_text_at_0_leaves_no_gap_behind_it() -> None:
+    spans = [(-5.0, 5.0)] + [(15.0 * n - 10, 15.0 * n + 10) for n in range(1, 6)]
+    assert ticks.stride(spans) == 2  # not 0, 1, 3, 5
+
+
+def test_no_mark_is_no_text() -> None:
+    assert ticks.stride([]) == 1
 
 
 def test_texts_are_round() -> None:

@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from app.tune import _answer, _table
 from engine.cpu import open_cpu
 from engine.kernels import registry
+from engine.measure.tuning import Trial, Tuning
+from engine.problem import AttentionProblem
+from engine.results import Status
 
 Program = Callable[..., Any]
 
@@ -47,6 +51,26 @@ def test_the_winner_is_printed_stored_and_used(flashscope: Program, store: Path,
         kept = {tuned.head_dim: dict(tuned.variant) for tuned in device.limits.tuned}
     assert kept.keys() == {8, 16}
     assert all(variant.keys() == {"rows", "keys", "edge_keys"} for variant in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("other_ms", "best", "sentence", "default_marks"),
+    [
+        (1.02, 0, "the default, a, is the quickest", "default, quickest"),
+        (0.98, 0, "the default, a, stays: b at 1.02× leads by no more than the spread or 1 %", "default, stays"),
+        (0.5, 1, "b takes 50 % less time than the default, a", "default"),
+    ],
+)
+def test_the_default_is_called_the_quickest_only_where_it_is(
+    other_ms: float, best: int, sentence: str, default_marks: str
+) -> None:
+    trials = tuple(
+        Trial(variant=name, status=Status.OK, median_ms=ms, iqr_ms=0.1, samples=9)
+        for name, ms in (("a", 1.0), ("b", other_ms))
+    )
+    tuning = Tuning(kernel="k", problem=AttentionProblem(), trials=trials, best=best, tuned=None, complete=True)
+    assert _answer(tuning).endswith(f": {sentence}")
+    assert next(iter(_table(tuning).columns[-1].cells)) == default_marks
 
 
 def test_both_kinds_of_mask_are_tuned_unless_one_is_named(flashscope: Program, store: Path) -> None:

@@ -742,4 +742,4 @@ class TestTheWayBack:
         problem = AttentionProblem(heads=2, seq_q=300, head_dim=8, direction="backward")
         got = self.race(Case(index=0, problem=problem, threads=1), memory_limit=1 << 20)
         assert got.row("cpu-naive").status == Status.SKIPPED
-        assert got.row("cpu-naive").message == "its score matrices need 1.5 MiB, the limit is 1.0 MiB"
+        assert got.row("cpu-naive").message == "its tensors and score matrices need 1.53 MiB, the limit is 1.00 MiB"

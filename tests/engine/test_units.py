@@ -30,10 +30,23 @@ def test_significant(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (1024, "1.00 KiB"), (1_048_300, "1.00 MiB"), (3 << 30, "3.00 GiB"), (1 << 60, "1,020 PiB")],
+    [(0, "0 B"), (1024, "1.00 KiB"), (1_048_300, "1.00 MiB"), (3 << 30, "3.00 GiB"), (1 << 60, "1.00 EiB")],
 )
 def test_size(count: int, text: str) -> None:
     assert units.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        (1 << 20, 3, ("1.00 MiB", "3 B")),
+        (4_000_000_000_000, 8 << 30, ("3.64 TiB", "8.00 GiB")),
+        ((128 << 20) + 20_000, 128 << 20, ("128.02 MiB", "128.00 MiB")),
+        ((1 << 50) + 1, 1 << 50, ("1,125,899,906,842,625 B", "1,125,899,906,842,624 B")),
+    ],
+)
+def test_two_sizes_are_told_apart(one: int, other: int, texts: tuple[str, str]) -> None:
+    assert units.sizes_apart(one, other) == texts
 
 
 def test_ratio() -> None:

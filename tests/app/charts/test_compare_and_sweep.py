@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyqtgraph as pg
 import pytest
 from made_up import make_row, started
-from PySide6.QtCore import QPoint, Qt
+from PySide6.QtCore import QPoint, QRectF, Qt
 from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
+from app.charts import bars_view
 from app.charts.bars_view import BarsView
 from app.charts.compare_tab import CompareTab
 from app.charts.sweep_chart import SweepChart
@@ -190,6 +194,28 @@ def test_bars_stay_within_any_size(compare: CompareTab, race: CaseRows, size: tu
     assert latency.area.right() < memory.area.left()
     assert memory.area.right() <= size[0] + 1
     assert not compare.bars.grab().isNull()
+
+
+@pytest.mark.parametrize("width", [500, 560, 640, 700, 800])
+def test_the_memory_axis_is_named_at_even_steps(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    said: list[str] = []
+    draw = bars_view._Drawing._text
+
+    def note(self: bars_view._Drawing, place: QRectF, text: str, *style: Any) -> float:
+        said.append(text)
+        return draw(self, place, text, *style)
+
+    monkeypatch.setattr(bars_view._Drawing, "_text", note)
+    view = BarsView()
+    qtbot.addWidget(view)
+    view.resize(width, 200)
+    fields = {"peak_bytes": 5_700_000, "scratch_bytes": 5_400_000}
+    view.show_rows([make_row(Case(index=0, problem=AttentionProblem()), "cpu-flash", 1.0, **fields)], (), None)
+    view.grab()
+    begin = said.index("Memory")
+    named = [int(found[1]) for text in said[begin:] if (found := re.fullmatch(r"(\d)(?: MiB)?", text))]
+    assert named[0] == 0
+    assert len({after - before for before, after in pairwise(named)}) == 1
 
 
 # --- sweep ----------------------------------------------------------------------------------------------------------

@@ -124,6 +124,56 @@ def test_pausing_freezes_the_view_and_loses_nothing(tab: LiveTab) -> None:
     assert len(drawn(tab, "cpu-flash")[0]) == 40
 
 
+def test_what_is_asked_of_a_paused_view_is_drawn(tab: LiveTab) -> None:
+    begin(tab, SWEEP)
+    sampled(tab, CASES[0])
+    tab.pause.click()
+    tab.data.feed(CaseStarted(CASES[1]))
+    sampled(tab, CASES[1], count=5)
+    tab.latency.move_crosshair(15.0)  # a sample that the case under way does not have
+    assert "sample 15" in tab.readout.text()
+    tab.log.setChecked(False)
+    assert drawn(tab, "gpu-flash")[1] == pytest.approx(tab.data.samples(0)["gpu-flash"]["wall_ms"])
+    tab.legend.buttons["gpu-flash"].click()
+    assert not tab.latency._kernels["gpu-flash"].shown
+    assert "case 1 of 2" in tab.about.text()
+    tab.case.setCurrentIndex(2)
+    assert "case 2 of 2" in tab.about.text()
+    assert len(drawn(tab, "cpu-flash")[0]) == 5
+
+
+def test_resuming_goes_on_to_the_case_under_way(tab: LiveTab) -> None:
+    begin(tab, SWEEP)
+    tab.refresher.now()
+    tab.pause.click()
+    tab.data.feed(CaseStarted(CASES[1]))
+    sampled(tab, CASES[1])
+    assert "case 1 of 2" in tab.about.text()
+    tab.pause.click()
+    tab.refresher.now()
+    assert tab.case.currentText() == "the case under way"
+    assert "case 2 of 2" in tab.about.text()
+
+
+def test_a_run_that_ends_while_paused_leaves_the_case_that_is_shown(tab: LiveTab) -> None:
+    begin(tab, SWEEP)
+    tab.refresher.now()
+    tab.pause.click()
+    for case in CASES:
+        tab.data.feed(CaseStarted(case))
+        sampled(tab, case)
+        for kernel, wall in (("gpu-flash", 1.0), ("cpu-flash", 4.0)):
+            tab.data.feed(KernelFinished(case, kernel, make_row(case, kernel, wall)))
+    assert said(tab).startswith("Preparing")
+    tab.data.feed(SessionFinished("done"))
+    tab.refresher.now()
+    assert tab.case.currentText() == "seq 64"
+    assert "case 1 of 2" in tab.about.text()
+    assert said(tab).startswith("gpu-flash is fastest")
+    assert len(drawn(tab, "cpu-flash")[0]) == 20
+    assert (tab.pause.isEnabled(), tab.pause.isChecked(), tab.pause.text()) == (False, False, "Pause")
+
+
 def test_the_end_of_a_run_gives_the_answer(tab: LiveTab) -> None:
     begin(tab)
     sampled(tab, CASES[0])
@@ -209,6 +259,10 @@ def test_memory_shows_the_worker_the_gpu_and_scratch(tab: LiveTab) -> None:
     x, y = tab.memory._scratch["gpu-flash"].getData()
     assert y.tolist() == [4096, 4096]
     assert x.tolist() == pytest.approx([0.0, 39 * 0.002])
+
+
+def test_scratch_is_explained_for_both_directions(tab: LiveTab) -> None:
+    assert "beyond Q, K, V and the output, backward their gradients too." in tab._lines.toolTip()
 
 
 def test_a_zoomed_view_stays_while_samples_come_and_fit_follows_again(tab: LiveTab) -> None:

@@ -102,7 +102,7 @@ def test_a_kernel_that_cannot_run_says_why_in_red_and_the_others_may(panel: Setu
     typed(qtbot, panel, "seq", "8192")
     assert panel.plan() is not None
     row = panel.kernels.rows["gpu-naive"]
-    assert row.reason.text().startswith("Cannot run: one pair's score matrix needs 256.0 MiB")
+    assert row.reason.text().startswith("Cannot run: one pair's score matrix needs 256 MiB")
     assert row.reason.property("role") == "bad"
     assert not row.reason.isHidden()
     assert panel.kernels.rows["gpu-flash"].reason.isHidden()
@@ -114,6 +114,11 @@ def test_where_no_kernel_can_run_there_is_no_plan(panel: SetupPanel) -> None:
     panel.kernels.choose(("cpu-flash", "cpu-naive"))
     assert panel.plan() is None
     assert panel.reason() == "no chosen kernel can run: CPU kernels work in float32 only, not f16"
+    panel.direction.setCurrentText("both")
+    assert panel.plan() is None
+    assert panel.reason() == "no chosen kernel can run: CPU kernels work in float32 only, not f16"
+    said = panel.kernels.rows["cpu-flash"].reason.text()
+    assert said == "Cannot run in any case: CPU kernels work in float32 only, not f16."
 
 
 def test_kernels_that_are_left_out_show_no_figures(panel: SetupPanel) -> None:
@@ -159,7 +164,7 @@ def test_both_directions_double_the_cases_and_say_what_they_hold(panel: SetupPan
     assert " to " in panel.kernels.rows["gpu-flash"].memory.text()
     panel.texts["memory_limit"].show_text("12MiB")
     panel.plan()
-    assert panel.kernels.rows["cpu-flash"].reason.text().startswith("Cannot run in 1 of 2 cases, from backward: ")
+    assert panel.kernels.rows["cpu-flash"].reason.text().startswith("Cannot run in 1 of 2 cases, backward: its ")
 
 
 def test_the_direction_is_reached_by_keyboard_and_explained(panel: SetupPanel, qtbot: QtBot) -> None:

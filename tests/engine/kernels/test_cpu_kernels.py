@@ -177,16 +177,23 @@ def test_what_does_not_fit_is_refused_with_both_figures(name: str, words: str) -
     reason = get_kernel(name).supports(problem, limits)
     assert reason is not None
     assert words in reason
-    assert "100.0 MiB" in reason
+    assert "100 MiB" in reason
     need = get_kernel(name).predict(problem, limits)
     assert 128 * MIB < need < 136 * MIB or name == "cpu-naive"
-    assert ("8.1 GiB" if name == "cpu-naive" else f"{need / MIB:.1f} MiB") in reason
+    assert ("8.12 GiB" if name == "cpu-naive" else f"{need / MIB:.0f} MiB") in reason
     gradients = msgspec.structs.replace(problem, direction="backward")
     reason = get_kernel(name).supports(gradients, Limits(memory_bytes=100 * MIB, threads=2, l2_bytes=MIB))
     assert reason is not None
     assert words in reason
-    assert "100.0 MiB" in reason
+    assert "100 MiB" in reason
     assert ("16.3 GiB" if name == "cpu-naive" else "MiB") in reason.partition(",")[0]
+
+
+@pytest.mark.parametrize("name", ["cpu-naive", "cpu-flash"])
+def test_a_limit_of_a_few_bytes_is_said_in_bytes(name: str) -> None:
+    reason = get_kernel(name).supports(AttentionProblem(), Limits(memory_bytes=3, threads=2, l2_bytes=MIB))
+    assert reason is not None
+    assert reason.endswith(" MiB, the limit is 3 B")
 
 
 def test_work_buffers_are_kept_from_run_to_run(cpu_kernel) -> None:

@@ -277,8 +277,8 @@ def test_scratch_beyond_the_binding_limit_is_refused_with_both_figures() -> None
     tight = limits(binding_bytes=128 * MIB)
     reason = get_kernel("gpu-flash").supports(problem, tight)
     assert reason is not None
-    assert "256.0 MiB" in reason
-    assert "128.0 MiB" in reason
+    assert "256 MiB" in reason
+    assert "128 MiB" in reason
     form = choose_form(problem, tight)
     assert form is not None
     assert any(label in reason for label in scratch_bytes(problem, form))
@@ -289,7 +289,7 @@ def test_a_pair_beyond_the_binding_limit_is_refused_with_both_figures() -> None:
     tight = limits(binding_bytes=128 * MIB)
     assert get_kernel("gpu-naive").supports(backward(heads=1, seq_q=5_792, head_dim=8), tight) is None
     reason = get_kernel("gpu-naive").supports(backward(heads=1, seq_q=5_793, head_dim=8), tight)
-    assert reason == "one pair's score matrix needs 128.0 MiB, this device's binding limit is 128.0 MiB"
+    assert reason == "one pair's score matrix needs 128.02 MiB, this device's binding limit is 128.00 MiB"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -298,8 +298,8 @@ def test_numbers_of_rows_beyond_the_binding_limit_are_refused_with_both_figures(
     tight = limits(binding_bytes=128 * MIB, memory_bytes=1 << 40)
     reason = get_kernel(name).supports(backward(heads=1024, seq_q=20_000, seq_k=1, head_dim=1), tight)
     assert reason is not None
-    assert "this device's binding limit is 128.0 MiB" in reason
-    assert "needs 156.2 MiB" in reason or name == "gpu-flash"
+    assert "this device's binding limit is 128 MiB" in reason
+    assert "needs 156 MiB" in reason or name == "gpu-flash"
 
 
 @pytest.mark.parametrize(("name", "figure"), [("gpu-flash", "MiB"), ("gpu-naive", "8.50 GiB")])
@@ -308,7 +308,7 @@ def test_what_passes_the_memory_limit_is_refused_with_both_figures(name: str, fi
     assert reason is not None
     assert reason.startswith(name)
     assert figure in reason
-    assert "the memory limit is 100.0 MiB" in reason
+    assert "the memory limit is 100 MiB" in reason
 
 
 @pytest.mark.parametrize("name", NAMES)

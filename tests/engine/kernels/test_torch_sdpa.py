@@ -314,7 +314,7 @@ def test_score_matrices_beyond_the_memory_limit_are_never_tried(
     on_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StandIn, "refusal", lambda self, *_: "" if self.backend == "math" else "cannot")
-    with pytest.raises(RuntimeError, match=r"no way to run this; .* needs .* MiB, the memory limit is 1\.0 MiB"):
+    with pytest.raises(RuntimeError, match=r"no way to run this; .* needs .* MiB, the memory limit is 1\.00 MiB"):
         prepared(AttentionProblem(heads=2, seq_q=600, head_dim=8), cpu(1 << 20))
     assert on_cpu.asked == []
 
@@ -418,7 +418,7 @@ def test_what_pytorch_cannot_do_is_refused_in_a_sentence(kernel: TorchSdpa | Tor
     masked = AttentionProblem(heads=2, seq_q=2000, head_dim=8, window=3)
     tight = msgspec.structs.replace(ROOMY, memory_bytes=4 << 20)
     assert kernel.supports(masked, ROOMY) is None
-    assert kernel.supports(masked, tight) == f"{kernel.name} needs 4.3 MiB, the memory limit is 4.0 MiB"
+    assert kernel.supports(masked, tight) == f"{kernel.name} needs 4.30 MiB, the memory limit is 4.00 MiB"
     half = AttentionProblem(heads=2, seq_q=9, head_dim=8, dtype="f16")
     refused = kernel.supports(half, ROOMY)
     assert refused == (None if "cuda" in kernel.name else "torch-sdpa works in f32, not f16")

@@ -305,6 +305,12 @@ def test_memory_savings_at_any_length(device: str, seq: int, sentence: str) -> N
     assert estimate.call.flash_bytes >= 4 * 4 * seq * 512
 
 
+@pytest.mark.parametrize("ask", ["memory_savings", "memory_estimate"])
+def test_a_length_beyond_any_call_is_refused(ask: str) -> None:
+    with pytest.raises(ValueError, match=r"batch 1 × heads 2 × seq 10+ is too large"):
+        getattr(FlashAttention(8, 2, device="cpu"), ask)(10**200)
+
+
 @pytest.mark.parametrize("seq", [0, 8])
 def test_an_estimate_of_no_call_is_refused(seq: int) -> None:
     layer = FlashAttention(8, 2, device="cpu")

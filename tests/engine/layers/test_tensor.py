@@ -157,6 +157,11 @@ def test_what_selects_no_adapter_is_refused(bad: Any) -> None:
         GpuContext(bad)
 
 
+def test_the_cpu_is_no_gpu_and_what_to_give_for_it_is_said() -> None:
+    with pytest.raises(ValueError, match=r"a GpuContext is of a GPU; for the CPU give .* device='cpu'"):
+        GpuContext("cpu")
+
+
 def test_without_an_adapter_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.gpu.device.list_devices", list)
     monkeypatch.setattr("engine.layers.gpu_context._opened", {})

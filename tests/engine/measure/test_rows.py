@@ -109,6 +109,7 @@ def test_a_steady_cpu_row_has_no_warning() -> None:
     [
         ([2.0, 3.0, 4.0], 1, "spread 33% of the median"),
         ([2.0, 2.0, 2.1, 2.1, 2.1, 2.1], 1, "drift: the last third took +5% against the first"),
+        ([2.0], 1, "one sample only, so its spread is not known"),
         ([0.2] * 5, 4, "samples last 0.8 ms, under 1 ms"),
     ],
 )
@@ -116,6 +117,11 @@ def test_doubts_travel_with_the_row(walls: list[float], repeats: int, warning: s
     assert measured("cpu", samples(walls, repeats=repeats)).warnings == warning
     before = msgspec.structs.replace(row(), warnings="hot")
     assert with_samples(before, PROBLEM, samples(walls, repeats=repeats), None).warnings == f"hot; {warning}"
+
+
+def test_one_sample_has_no_range() -> None:
+    assert measured("cpu", samples([2.0])).wall_ms_iqr is None
+    assert measured("cpu", samples([2.0, 2.0])).wall_ms_iqr == 0.0
 
 
 def test_zero_length_samples_give_no_rates() -> None:
