@@ -59,7 +59,7 @@ MEDIAN = Column(
 IQR = Column(
     "±IQR ms",
     "The middle half of the samples lies within a range this wide: the smaller, the steadier.",
-    lambda row: row.wall_ms_iqr,
+    lambda row: None if row.samples == 1 else row.wall_ms_iqr,
     lambda value: significant(value, 2),
 )
 P90 = Column("p90 ms", "Nine of ten samples took no longer than this.", lambda row: row.wall_ms_p90, significant)

@@ -320,6 +320,7 @@ def _tuned(problem: AttentionProblem, limits: Limits) -> Tiles | None:
         min(variant.lanes, variant.row_groups, variant.col_groups, variant.unroll, variant.value_unroll) >= 1
         and variant.depth >= variant.depth_stored(problem.head_dim)
         and variant.depth % variant.unroll == 0
+        and variant.lanes == power_of_two(variant.lanes)
         and variant.lanes % variant.value_unroll == 0
         and variant.rows % (4 * variant.row_groups) == 0
         and 4 * variant.value_stride >= problem.head_dim_v

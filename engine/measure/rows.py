@@ -121,7 +121,7 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
         wall_ms_min=wall.minimum,
         wall_ms_p90=wall.p90,
         wall_ms_p99=wall.p99,
-        wall_ms_iqr=wall.iqr if wall.count > 1 else None,  # of one sample it is 0, and says nothing
+        wall_ms_iqr=wall.iqr,
         outliers=wall.outliers,
         gpu_ms_median=gpu.median if gpu else None,
         gpu_ms_min=gpu.minimum if gpu else None,

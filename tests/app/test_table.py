@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from app.outcome import CaseRows
@@ -38,6 +39,13 @@ def test_fits_the_width_and_shows_every_figure(width: int, which: str, request: 
 def test_one_table_at_120_columns_and_two_parts_at_80(race: CaseRows) -> None:
     assert printed([race], 120).count("kernel  ") == 1
     assert printed([race], 80).count("kernel  ") == 2
+
+
+def test_the_range_of_one_sample_is_not_known(make_row: Callable[..., Row]) -> None:
+    case = Case(index=0, problem=AttentionProblem())
+    many = make_row(case, "cpu-flash", 3.0)
+    known, unknown = (printed([CaseRows(case, (row,))], 120) for row in (many, replace(many, samples=1)))
+    assert unknown.count("–") == known.count("–") + 1
 
 
 def test_the_answer_comes_first(race: CaseRows) -> None:

@@ -145,7 +145,10 @@ def tuned(problem: AttentionProblem, variant: Tiles, **changes: int | bool) -> T
 
 @pytest.mark.parametrize(
     "changes",
-    [{"depth": 8}, {"unroll": 0}, {"lanes": 64}, {"rows": 6}, {"rows": 1 << 20}, {"value_groups": 1}, {"x": 1}],
+    [
+        {"depth": 8}, {"unroll": 0}, {"lanes": 64}, {"lanes": 24}, {"rows": 6}, {"rows": 1 << 20}, {"value_groups": 1},
+        {"x": 1},
+    ],
     ids=str,
 )
 def test_a_stored_variant_that_makes_no_sense_here_is_left_aside(changes: dict[str, int]) -> None:

@@ -119,11 +119,6 @@ def test_doubts_travel_with_the_row(walls: list[float], repeats: int, warning: s
     assert with_samples(before, PROBLEM, samples(walls, repeats=repeats), None).warnings == f"hot; {warning}"
 
 
-def test_one_sample_has_no_range() -> None:
-    assert measured("cpu", samples([2.0])).wall_ms_iqr is None
-    assert measured("cpu", samples([2.0, 2.0])).wall_ms_iqr == 0.0
-
-
 def test_zero_length_samples_give_no_rates() -> None:
     got = measured("cpu", samples([0.0] * 3), Peak(1.0, 1.0))
     assert (got.wall_ms_median, got.gflops, got.percent_of_peak, got.gbytes_per_s) == (0.0, None, None, None)
