@@ -90,7 +90,8 @@ class SweepTab(ChartTab):
             chart.draw(points, axis, legend.hidden, legend.highlighted)
         drawn = (point.row for line in points.values() for point in line)
         self._note.setVisible(any(not row.wall_ms_median for row in drawn))
-        said = answer(groups)
+        direction = chosen[0].case.problem.direction
+        said = answer([g for g in groups if g.case.problem.direction == direction] or groups)
         done = f"{len(groups)} of {len(self.data.cases)} cases so far · " if self.data.running else ""
         self.say(said, done + " · ".join(filter(None, (common(self.data.cases), name))))
 

@@ -108,7 +108,7 @@ ONES = np.ones((1, 2, 4, 3), np.float32)
         ((ONES, ONES, ONES), {"scale": float("nan")}, "scale must be finite"),
         ((ONES, ONES, ONES), {"key_mask": np.ones((1, 3), bool)}, "key_mask must have shape"),
         ((ONES, ONES, ONES), {"key_mask": np.ones((1, 4))}, "key_mask must be a bool array"),
-        ((np.ones((1, 64, 65_536, 1)),) * 3, {"kernel": "cpu-naive"}, "cannot run this problem: its tensors and score matrices"),
+        ((np.ones((1, 64, 65_536, 1)),) * 3, {"kernel": "cpu-naive"}, "cannot run this problem: its tensors and score"),
     ],
 )
 def test_bad_arguments_are_refused_in_a_sentence(arguments: Any, options: dict[str, Any], words: str) -> None:

@@ -291,6 +291,7 @@ def test_directions_are_two_lines_with_their_names_from_the_start(sweeping: Swee
     sweeping.line.activated.emit(1)
     assert [round(10 ** spot.pos().y()) for spot in marks(sweeping.latency, "o")] == [2]
     assert sweeping.about.text().endswith(" · f32 · backward")
+    assert "flash took 2.00 ms" in sweeping.answer.text()  # the answer to what is drawn
 
 
 def test_two_directions_are_no_sweep(sweeping: SweepTab) -> None:
