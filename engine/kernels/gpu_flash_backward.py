@@ -35,12 +35,13 @@ _LAYOUT_THREADS = 64
 def choose_form(problem: AttentionProblem, limits: Limits) -> Passes | Rounds | None:
     """Return the form to compile for the problem within these limits, None where none fits. Pure.
 
-    Passes hold less, so that they also take what rounds have no room for.
+    Passes hold less, so that they also take what rounds have no room for. The large blocks of rounds need many
+    registers, which processors with graphics built in may lack.
     """
     rounds = choose_rounds(problem, limits)
-    if rounds and _fits(problem, limits, rounds) and (limits.software or fill_gpu(problem, rounds)):
-        return rounds
-    return choose_passes(problem, limits)
+    if rounds is None or limits.integrated or not _fits(problem, limits, rounds):
+        return choose_passes(problem, limits)
+    return rounds if limits.software or fill_gpu(problem, rounds) else choose_passes(problem, limits)
 
 
 def _fits(problem: AttentionProblem, limits: Limits, form: Rounds) -> bool:

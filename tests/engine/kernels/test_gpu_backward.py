@@ -179,6 +179,7 @@ def test_a_gpu_that_rounds_do_not_fill_makes_two_passes(options: dict[str, Any],
     problem = backward(**{"head_dim": 64} | options)
     assert isinstance(choose_form(problem, limits(software=False)), form)
     assert isinstance(choose_form(problem, limits(software=True)), Rounds)
+    assert isinstance(choose_form(problem, limits(software=False, integrated=True)), Passes)
 
 
 @given(
