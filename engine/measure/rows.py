@@ -18,6 +18,7 @@ from engine.results import Environment, Row, Sample, Status, StopReason
 WIDE_SPREAD = 0.10
 DRIFT = 0.03
 _SOUND_SHARE = 0.9  # of the samples must have a usable GPU time, for a median over fewer is another population's
+_BEYOND_PEAK = 110.0  # percent; short of it a kernel may be warmer than the measurement of the peak was
 
 _SHAPE = ("direction", "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "head_dim_v", "causal",
           "window", "softcap", "scale")  # fmt: skip
@@ -111,6 +112,9 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
     if on_gpu and gpu is None:
         warnings.append("clock fallback: no sound GPU clock, rates come from wall time")
     warnings += _doubts(wall, samples[-1].repeats)
+    percent_of_peak = _percent(gflops, peak.gflops if peak else None)
+    if percent_of_peak is not None and percent_of_peak > _BEYOND_PEAK:
+        warnings.append("faster than the peak measured here, so something slowed that measurement")
     return msgspec.structs.replace(
         row,
         warnings="; ".join(warnings),
@@ -128,7 +132,7 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
         gflops=gflops,
         gbytes_per_s=gbytes_per_s,
         peak_gflops=peak.gflops if peak else None,
-        percent_of_peak=_percent(gflops, peak.gflops if peak else None),
+        percent_of_peak=percent_of_peak,
         percent_of_bandwidth=_percent(gbytes_per_s, peak.gbytes_per_s if peak else None),
     )
 

@@ -119,6 +119,14 @@ def test_doubts_travel_with_the_row(walls: list[float], repeats: int, warning: s
     assert with_samples(before, PROBLEM, samples(walls, repeats=repeats), None).warnings == f"hot; {warning}"
 
 
+@pytest.mark.parametrize(("percent", "doubted"), [(100.0, False), (109.0, False), (120.0, True)])
+def test_a_rate_beyond_the_peak_casts_doubt_on_the_peak(percent: float, doubted: bool) -> None:
+    rate = PROBLEM.flops() / 1e-3 / 1e9
+    got = measured("cpu", samples(STEADY), Peak(rate / percent * 100, 1.0))
+    assert got.percent_of_peak == pytest.approx(percent, rel=0.02)
+    assert got.warnings == "faster than the peak measured here, so something slowed that measurement" * doubted
+
+
 def test_zero_length_samples_give_no_rates() -> None:
     got = measured("cpu", samples([0.0] * 3), Peak(1.0, 1.0))
     assert (got.wall_ms_median, got.gflops, got.percent_of_peak, got.gbytes_per_s) == (0.0, None, None, None)
