@@ -79,7 +79,7 @@ GFLOPS = Column(
 )
 PEAK_SHARE = Column(
     "% of peak",
-    "GFLOP/s as a share of the peak that was measured on this device in this session.",
+    "GFLOP/s as a share of the peak that was measured on this device in the same run.",
     lambda row: row.percent_of_peak,
     _percent,
 )
@@ -91,7 +91,7 @@ BANDWIDTH = Column(
 )
 BANDWIDTH_SHARE = Column(
     "% of copy",
-    "GB/s as a share of the copy rate that was measured on this device in this session.",
+    "GB/s as a share of the copy rate that was measured on this device in the same run.",
     lambda row: row.percent_of_bandwidth,
     _percent,
 )

@@ -23,7 +23,7 @@ from engine.inputs import Inputs
 from engine.kernels.gpu import CHUNK_BYTES
 from engine.kernels.gpu_backward import GpuBackward, common_bytes
 from engine.kernels.gpu_flash_backward_passes import Passes, choose_passes
-from engine.kernels.gpu_flash_backward_rounds import Rounds, choose_rounds, fill_gpu
+from engine.kernels.gpu_flash_backward_rounds import Rounds, choose_rounds, fills_gpu
 from engine.kernels.gpu_flash_variant import round_up
 from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.problem import AttentionProblem
@@ -41,7 +41,7 @@ def choose_form(problem: AttentionProblem, limits: Limits) -> Passes | Rounds | 
     rounds = choose_rounds(problem, limits)
     if rounds is None or limits.integrated or not _fits(problem, limits, rounds):
         return choose_passes(problem, limits)
-    return rounds if limits.software or fill_gpu(problem, rounds) else choose_passes(problem, limits)
+    return rounds if limits.software or fills_gpu(problem, rounds) else choose_passes(problem, limits)
 
 
 def _fits(problem: AttentionProblem, limits: Limits, form: Rounds) -> bool:

@@ -21,7 +21,7 @@ from engine.gpu.shaders import render
 from engine.gpu.timing import Dispatch
 from engine.kernels.gpu import CHUNK_BYTES, mask_words
 from engine.kernels.gpu_backward import GpuBackward, rule_words
-from engine.kernels.gpu_flash_variant import Laid, power_of_two, round_up
+from engine.kernels.gpu_flash_variant import Laid, power_of_two, round_up, unroll_of
 from engine.problem import AttentionProblem
 
 _PARAMS_BYTES = 80
@@ -90,7 +90,7 @@ def choose_passes(problem: AttentionProblem, limits: Limits) -> Passes | None:
     else:
         lanes, threads = min(max(MIN_LANES, power_of_two(-(-width // 4))), 32), 32
         depth = round_up(width, 4)
-        unroll = next(u for u in (32, 16, 8, 4) if depth % u == 0)
+        unroll = unroll_of(depth, 32)
         value_unroll = 4
     value_groups = -(-width // (4 * lanes))
     if limits.software:

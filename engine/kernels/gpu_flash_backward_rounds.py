@@ -135,7 +135,7 @@ def choose_rounds(problem: AttentionProblem, limits: Limits) -> Rounds | None:
     )
 
 
-def fill_gpu(problem: AttentionProblem, tiles: Rounds) -> bool:
+def fills_gpu(problem: AttentionProblem, tiles: Rounds) -> bool:
     """Whether the average round fills a large GPU. Pure."""
     all_seen = problem.heads * msgspec.structs.replace(problem, key_mask=None).visible_pairs() / (ROWS * COLS)
     times = -(-problem.pairs // tiles.pairs)

@@ -170,7 +170,7 @@ def _small_blocks(problem: AttentionProblem, limits: Limits) -> Tiles | None:
         lanes = MIN_LANES if problem.seq_k <= _FEW_KEYS else _lanes(problem.head_dim_v, 4, limits)
         threads, col_groups = 32, 1
         depth = round_up(problem.head_dim, 4)
-        unroll = _unroll(depth, 32)
+        unroll = unroll_of(depth, 32)
         value_unroll = max(8, lanes // 2)
     value_groups = -(-problem.head_dim_v // (4 * lanes))
     for rows in (32, 16, 8, 4):
@@ -201,7 +201,7 @@ def _large_blocks(problem: AttentionProblem, limits: Limits) -> Tiles:
         row_groups=2,
         col_groups=2,
         depth=depth,
-        unroll=_unroll(depth, 16),
+        unroll=unroll_of(depth, 16),
         value_groups=value_groups,
         value_unroll=max(1, 4 // value_groups),
         subgroups=limits.subgroup_size >= lanes,
@@ -215,7 +215,8 @@ def _lanes(head_dim_v: int, columns: int, limits: Limits) -> int:
     return min(max(MIN_LANES, power_of_two(-(-head_dim_v // columns))), 32, widest)
 
 
-def _unroll(depth: int, most: int) -> int:
+def unroll_of(depth: int, most: int) -> int:
+    """Return how many of ``depth`` elements to spell out at a time: at most so many, and without a rest."""
     return next(unroll for unroll in (32, 16, 8, 4) if unroll <= most and depth % unroll == 0)
 
 

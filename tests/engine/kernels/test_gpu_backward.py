@@ -229,7 +229,7 @@ def test_gradients_add_up_over_rounds(
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(software=software))
     monkeypatch.setattr(gpu_flash_backward_rounds, "_most_of_a_round", lambda *_: most)
-    monkeypatch.setattr(gpu_flash_backward, "fill_gpu", lambda *_: True)
+    monkeypatch.setattr(gpu_flash_backward, "fills_gpu", lambda *_: True)
     problem = backward(batch=2, heads=6, kv_heads=2, head_dim=7, head_dim_v=36, **options)
     inputs = seeded(problem, 9)
     got = check("gpu-flash", problem, inputs, device)
@@ -247,7 +247,7 @@ def test_without_workgroup_memory_it_is_refused_with_the_figure() -> None:
 def test_large_heads_are_right_in_little_workgroup_memory(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(workgroup_bytes=8 * KIB, software=False))
-    monkeypatch.setattr(gpu_flash_backward, "fill_gpu", lambda *_: full)
+    monkeypatch.setattr(gpu_flash_backward, "fills_gpu", lambda *_: full)
     problem = backward(heads=1, seq_q=19, seq_k=45, head_dim=66, causal=True)
     form = choose_form(problem, device.limits)
     assert form is not None
@@ -260,7 +260,7 @@ def test_large_heads_are_right_in_little_workgroup_memory(full: bool, monkeypatc
 def test_the_unrolled_form_of_a_real_gpu_is_right(name: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_gpu()
     monkeypatch.setattr(device, "limits", limits(software=False))
-    monkeypatch.setattr(gpu_flash_backward, "fill_gpu", lambda *_: full)
+    monkeypatch.setattr(gpu_flash_backward, "fills_gpu", lambda *_: full)
     problem = backward(heads=4, kv_heads=2, seq_q=40, seq_k=70, head_dim=4, head_dim_v=7, softcap=5.0, window=30)
     check(name, problem, seeded(problem, 5), device)
 

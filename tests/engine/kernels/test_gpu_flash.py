@@ -205,7 +205,7 @@ def test_large_blocks_are_right(name: str, bad: float | None, monkeypatch: pytes
     problem, device = LARGE[name], open_gpu()
     monkeypatch.setattr(gpu_flash_variant, "_ENOUGH_LARGE", 1)
     monkeypatch.setattr(gpu_flash_variant, "_LARGE_TIME", (0, 0))
-    monkeypatch.setattr(gpu_flash_variant, "_unroll", lambda *_: 4)  # compiles sooner
+    monkeypatch.setattr(gpu_flash_variant, "unroll_of", lambda *_: 4)  # compiles sooner
     monkeypatch.setattr(device, "limits", limits(software=False))
     chosen = choose_variant(problem, device.limits)
     assert isinstance(chosen, Tiles)
