@@ -90,9 +90,12 @@ class _Grid:
         return view
 
     def axis(self, side: str, view: pg.ViewBox, marks: ticks.Ticks, column: int) -> None:
-        """Add an axis with a line across the view at each mark; pyqtgraph's own grid hides the marks at the ends."""
+        """Add an axis with a line across the view at each mark; pyqtgraph's own grid hides the marks at the ends.
+
+        Along the bottom, texts that have no room are left out.
+        """
         axis = pg.AxisItem(side, linkView=view, pen=pg.mkPen(None), textPen=MUTED, maxTickLength=0)
-        axis.setTicks([marks])
+        axis.setTicks([self._thinned(view, marks, column) if side == "bottom" else marks])
         axis.setStyle(tickFont=font(12), tickTextOffset=8, hideOverlappingLabels=False)
         bottom = side == "bottom"
         if bottom:
@@ -104,6 +107,14 @@ class _Grid:
             rule = pg.InfiniteLine(place, angle=90 if bottom else 0, pen=pen(RULE, 0.75))
             rule.setZValue(-10)
             view.addItem(rule)
+
+    def _thinned(self, view: pg.ViewBox, marks: ticks.Ticks, column: int) -> ticks.Ticks:
+        low, high = view.viewRange()[0]
+        width = self._layout.columnMinimumWidth(column)  # which is fixed
+        metrics = QFontMetricsF(font(12))
+        return ticks.thinned(
+            marks, lambda place: (place - low) / (high - low) * width, lambda text: metrics.horizontalAdvance(text) + 8
+        )
 
     def axis_name(self, text: str, column: int) -> None:
         self._layout.addItem(pg.LabelItem(f"<span style='{_css(13, MUTED)}'>{text}</span>"), 3, column)

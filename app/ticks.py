@@ -71,6 +71,15 @@ def stride(spans: Sequence[tuple[float, float]]) -> int:
     return next((n for n in steps if all(one[1] <= other[0] for one, other in pairwise(spans[::n]))), 1)
 
 
+def thinned(marks: Ticks, at: Callable[[float], float], room: Callable[[str], float]) -> Ticks:
+    """Return the marks with a text at every nth only, so that none runs into the next.
+
+    ``at`` gives where on the screen a mark is, ``room`` the width that its text needs.
+    """
+    nth = stride([(at(place) - room(text) / 2, at(place) + room(text) / 2) for place, text in marks])
+    return [(place, text if number % nth == 0 else "") for number, (place, text) in enumerate(marks)]
+
+
 def _multiples(step: float, low: float, high: float, text: Callable[[float], str]) -> Ticks:
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [(n * step, text(n * step) if n else "0") for n in range(first, last + 1)]

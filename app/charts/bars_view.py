@@ -146,15 +146,15 @@ class _Drawing:
             used = self._text(QRectF(area.left(), 0, area.width(), _TITLE - 6), title, self._bold, self._palette.ink)
             rest = QRectF(area.left() + used + 6, 0, area.width() - used - 6, _TITLE - 6)
             self._text(rest, explained + log, self._small, self._palette.muted)
-            marks = panel.marks(of_bytes=of_bytes)
-            halves = [QFontMetricsF(self._small).horizontalAdvance(text) / 2 + 4 for _, text in marks]
-            stride = ticks.stride([(x - half, x + half) for (x, _), half in zip(marks, halves, strict=True)])
-            for number, ((x, text), half) in enumerate(zip(marks, halves, strict=True)):
+            for x, text in ticks.thinned(panel.marks(of_bytes=of_bytes), lambda x: x, self._room):
                 self._painter.setPen(QPen(QColor(self._palette.rule), 1))
                 self._painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
-                if number % stride == 0:
-                    label = QRectF(x - half, area.bottom() + 2, 2 * half, _AXIS - 2)
-                    self._text(label, text, self._small, self._palette.muted, Qt.AlignmentFlag.AlignHCenter)
+                label = QRectF(x - self._room(text) / 2, area.bottom() + 2, self._room(text), _AXIS - 2)
+                self._text(label, text, self._small, self._palette.muted, Qt.AlignmentFlag.AlignHCenter)
+
+    def _room(self, text: str) -> float:
+        """Return the width that a text of an axis needs."""
+        return QFontMetricsF(self._small).horizontalAdvance(text) + 8
 
     def name(self, place: QRectF, row: Row) -> None:
         """Draw a kernel's mark and name, how its turn ended, and on what."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pyqtgraph as pg
 import pytest
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
 from app.outcome import CaseRows
 from app.race_chart import png
+from app.race_plots import Bars
 from app.theme import kernel_colour
 from engine.plan import Case
 from engine.problem import AttentionProblem
@@ -40,6 +42,16 @@ def test_bars_show_in_their_kernels_colour(make_row: MakeRow, qapp: QApplication
     assert all(part > 0.001 for part in shares.values())
     assert shares["cpu-naive"] > shares["gpu-naive"] > shares["gpu-flash"]  # longer bars for longer times
     assert share(picture, "#FFFFFF") > 0.5
+
+
+def test_texts_of_an_axis_do_not_run_into_one_another(make_row: MakeRow, qapp: QApplication) -> None:
+    case = Case(index=0, problem=AttentionProblem())
+    row = make_row(case, "gpu-flash", 1.0, scratch_bytes=130 << 10, peak_bytes=4 << 20)
+    bars = Bars([CaseRows(case, (row,))], 1200)
+    levels = [axis._tickLevels[0] for axis in bars._widget.scene().items() if isinstance(axis, pg.AxisItem)]
+    assert ["", "512 KiB", "", "2 MiB", ""] in [[text for _, text in level][-5:] for level in levels]
+    bars._widget.close()
+    bars._widget.deleteLater()
 
 
 def test_skipped_and_wrong_kernels_have_no_bar(race: CaseRows, qapp: QApplication) -> None:

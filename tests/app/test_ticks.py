@@ -71,6 +71,9 @@ def test_the_short_text_at_0_leaves_no_gap_behind_it() -> None:
 
 def test_no_mark_is_no_text() -> None:
     assert ticks.stride([]) == 1
+    assert ticks.thinned([(0, "a"), (1, "bb"), (2, "c")], lambda x: 10 * x, lambda text: 9.0 * len(text)) == [
+        (0, "a"), (1, ""), (2, "c")
+    ]  # fmt: skip
 
 
 def test_texts_are_round() -> None:
