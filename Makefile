@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt | system
 	@touch $@
 
 run: setup
-	@if $(BIN)/python -m app.display; then \
+	@if $(BIN)/python -m app.window.display; then \
 		$(BIN)/python -m app; \
 	else \
 		echo "There is no display for the window: racing the four kernels on the sample tensors instead."; \

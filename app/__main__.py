@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _status(words: Sequence[str]) -> int:
     _give_drivers_a_folder()
-    from app.usage import COMMANDS, UsageError
+    from app.plan.usage import COMMANDS, UsageError
 
     try:
         if words and (words[0].startswith("-") or words[0] in COMMANDS):
@@ -42,7 +42,7 @@ def _status(words: Sequence[str]) -> int:
 def _command(words: Sequence[str]) -> int:
     import typer
 
-    from app.cli import command_line
+    from app.terminal.cli import command_line
 
     try:
         return command_line(words)
@@ -52,13 +52,13 @@ def _command(words: Sequence[str]) -> int:
 
 def _window(paths: Sequence[str]) -> int:
     """Open the window with files in it; without a display print the saved runs among them."""
-    from app.display import why_no_window
-    from app.usage import UsageError, check_files
+    from app.plan.usage import UsageError, check_files
+    from app.window.display import why_no_window
 
     check_files(paths)
     reason = why_no_window()
     if reason is not None and paths:
-        from app.saved_runs import print_runs
+        from app.terminal.saved_runs import print_runs
 
         print_runs(paths)
         print(f"No window can open: {reason}; the results are printed instead.", file=sys.stderr)
@@ -66,7 +66,7 @@ def _window(paths: Sequence[str]) -> int:
     if reason is not None:
         raise UsageError(f"no window can open: {reason}; race with `flashscope run`, or see `flashscope --help`")
     try:
-        from app.application import open_window
+        from app.window.application import open_window
     except ImportError as error:  # Qt lacks a library
         raise UsageError(f"no window can open: {error}; `flashscope doctor` names what mends it") from error
     return open_window(paths)

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine import layers
-    from engine.devices import DeviceUnavailable
-    from engine.functional import attention
+    from engine.devices.device import DeviceUnavailable
+    from engine.layers.functional import attention
     from engine.layers.gpu_context import GpuContext
     from engine.layers.tensor import Tensor
-    from engine.problem import AttentionProblem
+    from engine.problem.attention_problem import AttentionProblem
 
 __version__ = "0.1.0"
 __all__ = ["AttentionProblem", "DeviceUnavailable", "GpuContext", "Tensor", "__version__", "attention", "layers"]
 
 # name: where it lives; imported when first asked for, so that `import engine` costs nothing
 _EXPORTS = {
-    "AttentionProblem": "engine.problem",
-    "DeviceUnavailable": "engine.devices",
+    "AttentionProblem": "engine.problem.attention_problem",
+    "DeviceUnavailable": "engine.devices.device",
     "GpuContext": "engine.layers.gpu_context",
     "Tensor": "engine.layers.tensor",
-    "attention": "engine.functional",
+    "attention": "engine.layers.functional",
 }
 
 

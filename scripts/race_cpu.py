@@ -12,7 +12,7 @@ from typing import get_args
 from race_table import Race, main
 
 from engine.kernels.registry import installed_kernels
-from engine.problem import AttentionProblem, Direction
+from engine.problem.attention_problem import AttentionProblem, Direction
 
 _OURS = tuple(kernel for kernel in ("cpu-flash", "cpu-flash-jit") if kernel in installed_kernels())
 _PROBLEMS = tuple(

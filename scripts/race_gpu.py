@@ -11,7 +11,7 @@ from typing import Any
 
 from race_table import Race, main
 
-from engine.problem import AttentionProblem
+from engine.problem.attention_problem import AttentionProblem
 
 _TOKENS = 16_384  # of a batch with 16 heads
 

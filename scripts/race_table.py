@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from app.outcome import adapters, by_case, facets, message
-from app.units import duration, ratio, significant
-from engine import session
-from engine.events import Event, KernelFailed, KernelFinished, KernelSkipped
+from app.report.outcome import adapters, by_case, facets, message
+from app.report.units import duration, ratio, significant
 from engine.measure.peaks import Peak
-from engine.plan import Case, Plan
-from engine.problem import AttentionProblem
-from engine.results import Row, Status
+from engine.problem.attention_problem import AttentionProblem
+from engine.records.events import Event, KernelFailed, KernelFinished, KernelSkipped
+from engine.records.plan import Case, Plan
+from engine.records.results import Row, Status
+from engine.session import session
 
 _UNKNOWN = "–"
 

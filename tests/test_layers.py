@@ -42,7 +42,14 @@ def test_the_engine_computes_with_qt_absent() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["engine", "engine.session", "engine.functional", "engine.kernels.registry", "engine.gpu.device"]
+    "module",
+    [
+        "engine",
+        "engine.session.session",
+        "engine.layers.functional",
+        "engine.kernels.registry",
+        "engine.devices.gpu.device",
+    ],
 )
 def test_importing_the_engine_loads_no_driver(module: str) -> None:
     assert python(f"import sys, {module}; print('wgpu' in sys.modules, 'PySide6' in sys.modules)") == "False False"

@@ -68,7 +68,7 @@ def test_it_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     code = (
         "import importlib.resources as r, engine, app, shaders\n"
-        "from engine.inputs import load\n"
+        "from engine.problem.inputs import load\n"
         "with r.as_file(r.files('resources') / 'samples' / 'minilm_layer2_128.npz') as path:\n"
         "    print(load(str(path)).q.shape)\n"
         "print(engine.__file__)\n"

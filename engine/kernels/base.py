@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.devices import Device, DeviceKind, Limits
-from engine.inputs import Inputs
-from engine.problem import AttentionProblem
-from engine.running import Cancelled, ShouldStop, Timing, never_stop
+from engine.common.running import Cancelled, ShouldStop, Timing, never_stop
+from engine.devices.device import Device, DeviceKind, Limits
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
 
 Array = NDArray[np.float32]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from engine.devices import Limits
-from engine.gpu.buffers import Buffers, padded, read, write
-from engine.gpu.device import GpuDevice
-from engine.gpu.timing import Dispatch, Runner
-from engine.inputs import Inputs
+from engine.common.units import sizes_apart
+from engine.devices.device import Limits
+from engine.devices.gpu.buffers import Buffers, padded, read, write
+from engine.devices.gpu.device import GpuDevice
+from engine.devices.gpu.timing import Dispatch, Runner
 from engine.kernels.base import Array, MemoryUse, Outputs, Prepared, ShouldStop, Timing, never_stop
-from engine.problem import AttentionProblem
-from engine.units import sizes_apart
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
 
 FAR = 1 << 30  # an offset beyond every row and key
 CHUNK_BYTES = 16

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.gpu.buffers import padded
-from engine.gpu.device import GpuDevice
-from engine.gpu.shaders import render
-from engine.gpu.timing import Dispatch
-from engine.inputs import Inputs
+from engine.devices.gpu.buffers import padded
+from engine.devices.gpu.device import GpuDevice
+from engine.devices.gpu.shaders import render
+from engine.devices.gpu.timing import Dispatch
 from engine.kernels.base import Gradients
 from engine.kernels.gpu import CHUNK_BYTES, GpuPrepared, mask_bytes, row_offsets, special_bits, tensor_buffers
-from engine.masks import has_nonfinite
-from engine.problem import AttentionProblem
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
+from engine.problem.masks import has_nonfinite
 
 _ROWS_PARAMS_BYTES = 16
 _ROWS, _LANES = 8, 8  # of a workgroup of the first pass, and threads a row

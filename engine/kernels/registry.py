@@ -8,13 +8,13 @@ from engine.kernels.base import Kernel
 
 # name: where its class lives; imported when first asked for, so that listing the names costs nothing
 _KERNELS = {
-    "gpu-flash": "engine.kernels.gpu_flash:GpuFlash",
-    "gpu-naive": "engine.kernels.gpu_naive:GpuNaive",
-    "cpu-flash": "engine.kernels.cpu_flash:CpuFlash",
-    "cpu-naive": "engine.kernels.cpu_naive:CpuNaive",
-    "cpu-flash-jit": "engine.kernels.cpu_flash_jit:CpuFlashJit",
-    "torch-sdpa": "engine.kernels.torch_sdpa:TorchSdpa",
-    "torch-sdpa-cuda": "engine.kernels.torch_sdpa:TorchSdpaCuda",
+    "gpu-flash": "engine.kernels.gpu_flash.kernel:GpuFlash",
+    "gpu-naive": "engine.kernels.gpu_naive.kernel:GpuNaive",
+    "cpu-flash": "engine.kernels.cpu_flash.kernel:CpuFlash",
+    "cpu-naive": "engine.kernels.cpu_naive.kernel:CpuNaive",
+    "cpu-flash-jit": "engine.kernels.cpu_flash.jit:CpuFlashJit",
+    "torch-sdpa": "engine.kernels.peers.torch_sdpa:TorchSdpa",
+    "torch-sdpa-cuda": "engine.kernels.peers.torch_sdpa:TorchSdpaCuda",
 }
 DEFAULT_KERNELS = ("gpu-flash", "gpu-naive", "cpu-flash", "cpu-naive")
 

@@ -15,19 +15,19 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import as_float32
-from engine.cpu import open_cpu
-from engine.devices import Limits
-from engine.gpu.buffers import Buffers, copy, padded, read
-from engine.gpu.heads import Swap, swap_bytes, swap_heads
-from engine.inputs import Inputs
+from engine.common.units import sizes_apart
+from engine.devices.cpu import open_cpu
+from engine.devices.device import Limits
+from engine.devices.gpu.buffers import Buffers, copy, padded, read
+from engine.devices.gpu.heads import Swap, swap_bytes, swap_heads
 from engine.kernels.gpu import GpuForward
 from engine.kernels.gpu_backward import GpuBackward
 from engine.kernels.registry import get_kernel
 from engine.layers.gpu_context import GpuContext
 from engine.layers.tensor import Place, Tensor
-from engine.problem import AttentionProblem
-from engine.units import sizes_apart
+from engine.problem.arrays import as_float32
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
 
 _FLAG_BYTES = 16
 

@@ -11,10 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.arrays import as_float32, as_positive, as_real, as_whole
-from engine.cpu import CpuDevice, open_cpu
-from engine.devices import Tuned
-from engine.inputs import Inputs, seeded
+from engine.devices.cpu import CpuDevice, open_cpu
+from engine.devices.device import Tuned
 from engine.kernels.base import Prepared
 from engine.kernels.registry import get_kernel
 from engine.layers.memory import MemoryEstimate
@@ -22,7 +20,9 @@ from engine.measure import sampler
 from engine.measure.sampler import Rule, Runner
 from engine.measure.statistics import summarise
 from engine.measure.verify import expect, verify
-from engine.problem import MAX_HEAD_DIM, AttentionProblem
+from engine.problem.arrays import as_float32, as_positive, as_real, as_whole
+from engine.problem.attention_problem import MAX_HEAD_DIM, AttentionProblem
+from engine.problem.inputs import Inputs, seeded
 
 Array = NDArray[np.float32]
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from engine.arrays import as_flag, as_float32, as_real, as_whole
+from engine.common.units import ratio, size
 from engine.layers.backends import backend
 from engine.layers.gpu_context import GpuContext
 from engine.layers.memory import MemoryEstimate
 from engine.layers.tensor import Place, Tensor, place
-from engine.problem import MAX_HEAD_DIM, AttentionProblem, Direction
-from engine.units import ratio, size
+from engine.problem.arrays import as_flag, as_float32, as_real, as_whole
+from engine.problem.attention_problem import MAX_HEAD_DIM, AttentionProblem, Direction
 
 
 class FlashAttentionGrads(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from engine.devices import DeviceInfo, Limits
-from engine.gpu.device import open_gpu
+from engine.devices.device import DeviceInfo, Limits
+from engine.devices.gpu.device import open_gpu
 
 if TYPE_CHECKING:
-    from engine.gpu.buffers import Buffers
-    from engine.gpu.device import GpuDevice
+    from engine.devices.gpu.buffers import Buffers
+    from engine.devices.gpu.device import GpuDevice
 
 
 class GpuContext:

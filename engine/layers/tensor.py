@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from engine.arrays import as_real
-from engine.gpu.buffers import Buffers, read, write
+from engine.common.units import size, sizes_apart
+from engine.devices.gpu.buffers import Buffers, read, write
 from engine.layers.gpu_context import GpuContext
-from engine.units import size, sizes_apart
+from engine.problem.arrays import as_real
 
 Place = Literal["cpu"] | GpuContext  # where a tensor is, or a layer computes
 

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 
 import engine
-from engine.blas import blas_name, blas_threads
-from engine.processor import processor_name
-from engine.results import Environment
+from engine.devices.blas import blas_name, blas_threads
+from engine.devices.processor import processor_name
+from engine.records.results import Environment
 
 _CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 _LOAD_SHARE = 0.1  # of the machine's cores, used by others

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.blas import hold_blas
-from engine.devices import Device
-from engine.problem import Dtype
+from engine.devices.blas import hold_blas
+from engine.devices.device import Device
+from engine.problem.attention_problem import Dtype
 
 _SGEMM = 768  # rows and columns: large enough for BLAS to be at its best, 0.9 GFLOP
 _COPY_BYTES = 64 << 20  # beyond the caches of all but the largest processors
@@ -55,7 +55,7 @@ def _measure(kind: str, device: Device, dtype: Dtype) -> Peak:
 
 def measure_gpu(device: Any) -> Peak:
     """Return a GPU's peak by multiply-add and copy shaders."""
-    from engine.gpu.peaks import measure
+    from engine.devices.gpu.peaks import measure
 
     gflops, gbytes_per_s = measure(device)
     return Peak(gflops, gbytes_per_s)
@@ -63,7 +63,7 @@ def measure_gpu(device: Any) -> Peak:
 
 def measure_cuda(device: Any, dtype: Dtype) -> Peak:
     """Return a card's peak by PyTorch's matrix product, in that dtype, and by copying."""
-    from engine.cuda import measure
+    from engine.devices.cuda import measure
 
     gflops, gbytes_per_s = measure(device, dtype)
     return Peak(gflops, gbytes_per_s)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.devices import Device
+from engine.devices.device import Device
 from engine.measure.peaks import Peak, Peaks
 from engine.measure.sampler import SHORTEST_S
 from engine.measure.statistics import Summary, summarise
 from engine.measure.turn import Turn
-from engine.plan import Case, Plan
-from engine.problem import AttentionProblem
-from engine.results import Environment, Row, Sample, Status, StopReason
+from engine.problem.attention_problem import AttentionProblem
+from engine.records.plan import Case, Plan
+from engine.records.results import Environment, Row, Sample, Status, StopReason
 
 WIDE_SPREAD = 0.10
 DRIFT = 0.03

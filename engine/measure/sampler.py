@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.common.running import Cancelled, Timing
 from engine.measure.statistics import relative_spread
-from engine.results import Sample, StopReason
-from engine.running import Cancelled, Timing
+from engine.records.results import Sample, StopReason
 
 Clock = Callable[[], float]  # seconds
 Run = Callable[[int], Timing]  # so many runs in one submit

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.devices import Device, Tuned
-from engine.inputs import Inputs, seeded
+from engine.common.messages import sentence
+from engine.common.running import Cancelled, ShouldStop, never_stop
+from engine.devices.device import Device, Tuned
 from engine.kernels.base import Kernel, Prepared
 from engine.measure import sampler
 from engine.measure.sampler import Rule, Runner
 from engine.measure.statistics import summarise
 from engine.measure.verify import Expected, expect, verify
-from engine.messages import sentence
-from engine.problem import AttentionProblem, Dtype
-from engine.results import Sample, Status, StopReason
-from engine.running import Cancelled, ShouldStop, never_stop
+from engine.problem.attention_problem import AttentionProblem, Dtype
+from engine.problem.inputs import Inputs, seeded
+from engine.records.results import Sample, Status, StopReason
 
 _HEADS = 8
 _SHORTEST, _LONGEST = 256, 4096  # queries and keys of the problem that is tuned on

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.devices import Device
-from engine.inputs import Inputs
+from engine.common.running import ShouldStop
+from engine.devices.device import Device
 from engine.kernels.base import Kernel, MemoryUse, Prepared
 from engine.measure import memory
 from engine.measure.sampler import Runner
 from engine.measure.verdict import Verdict
 from engine.measure.verify import Expected
 from engine.measure.verify_backward import ExpectedGradients
-from engine.problem import AttentionProblem
-from engine.results import Row
-from engine.running import ShouldStop
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
+from engine.records.results import Row
 
 Judge = Expected | ExpectedGradients
 

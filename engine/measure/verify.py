@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.inputs import Inputs
+from engine.common.running import ShouldStop, never_stop
 from engine.kernels.base import Prepared
-from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.measure.verdict import AFFORDABLE_SCORES, EPS, TINY, Verdict, difference, finite_size
-from engine.problem import AttentionProblem
-from engine.reference import reference
-from engine.running import ShouldStop, never_stop
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
+from engine.problem.masks import has_nonfinite, without_hidden_garbage
+from engine.reference.forward import reference
 
 MIN_ROWS = 8  # compared however long the sequence is
 _TILES = (16, 32, 64)
@@ -41,9 +41,7 @@ class Expected:
         return verify(self, prepared.outputs().output)
 
 
-def expect(
-    problem: AttentionProblem, inputs: Inputs, seed: int = 0, should_stop: ShouldStop = never_stop
-) -> Expected:
+def expect(problem: AttentionProblem, inputs: Inputs, seed: int = 0, should_stop: ShouldStop = never_stop) -> Expected:
     """Compute what every kernel must give: all rows while that is affordable, else a seeded sample of them.
 
     The bound is ``max|v| · 2⁻²³ · (4 + A/2)`` with A the largest ``|scale| · Σ|q_d·k_d|``: float32 rounding of the
@@ -54,9 +52,7 @@ def expect(
     inputs = without_hidden_garbage(problem, inputs)
     rows = rows_to_compare(problem, seed)
     output, _, largest = reference(problem, inputs, rows, should_stop)
-    bound = _max_visible_v(problem, inputs) * (
-        EPS * (4 + largest / 2) + (_HALF_EPS if problem.dtype == "f16" else 0.0)
-    )
+    bound = _max_visible_v(problem, inputs) * (EPS * (4 + largest / 2) + (_HALF_EPS if problem.dtype == "f16" else 0.0))
     bound += EPS * math.sqrt(problem.seq_k) / 4 * finite_size(output) + TINY
     return Expected(rows, output, bound, not has_nonfinite(inputs), inputs.recorded_output)
 
@@ -121,9 +117,7 @@ def _max_visible_v(problem: AttentionProblem, inputs: Inputs) -> float:
     return float(v.max(initial=0.0, where=seen))
 
 
-def _complaint(
-    expected: Expected, got: NDArray[np.float32], off_by: NDArray[np.float64], stray: int
-) -> str:
+def _complaint(expected: Expected, got: NDArray[np.float32], off_by: NDArray[np.float64], stray: int) -> str:
     if not off_by.max(initial=0.0) > expected.bound:
         return f"{stray} output rows are not finite although the input is"
     b, h, i, d = np.unravel_index(int(off_by.argmax()), off_by.shape)

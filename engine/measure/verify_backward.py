@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.inputs import Inputs
+from engine.common.running import ShouldStop, never_stop
 from engine.kernels.base import Gradients, Prepared
-from engine.masks import has_nonfinite, without_hidden_garbage
 from engine.measure.verdict import AFFORDABLE_SCORES, EPS, TINY, Verdict, difference, finite_size
-from engine.problem import AttentionProblem
-from engine.reference_backward import ReferenceGradients, all_groups, reference_gradients
-from engine.running import ShouldStop, never_stop
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
+from engine.problem.masks import has_nonfinite, without_hidden_garbage
+from engine.reference.backward import ReferenceGradients, all_groups, reference_gradients
 
 _DEARER = 3  # than the forward pass, whose scores are what is affordable
 _FACTOR = 4  # of the forward pass's bound

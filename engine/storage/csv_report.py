@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
-from engine.results import COLUMNS, Row
+from engine.records.results import COLUMNS, Row
 from engine.storage.atomic import replace_file
 from engine.storage.run_file import SampleSeries
 

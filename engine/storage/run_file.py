@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
-from engine.events import (
+from engine.records.events import (
     Event,
     KernelFailed,
     KernelFinished,
@@ -19,8 +19,8 @@ from engine.events import (
     SessionFinished,
     SessionStarted,
 )
-from engine.plan import Plan
-from engine.results import Environment, Row, Sample
+from engine.records.plan import Plan
+from engine.records.results import Environment, Row, Sample
 from engine.storage.atomic import replace_file
 
 SCHEMA = 2  # raise it when an older program could misread the file, as one that knows of no backward case would

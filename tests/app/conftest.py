@@ -14,10 +14,10 @@ from pytestqt.qtbot import QtBot
 from scripted_engine import ScriptedEngine
 
 from app.__main__ import main
-from app.outcome import CaseRows
-from engine.plan import Case
-from engine.problem import AttentionProblem
-from engine.results import Row, Status
+from app.report.outcome import CaseRows
+from engine.problem.attention_problem import AttentionProblem
+from engine.records.plan import Case
+from engine.records.results import Row, Status
 
 
 @pytest.fixture(name="make_row")
@@ -93,6 +93,7 @@ def flashscope(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
 
     return run
 
+
 @pytest.fixture
 def no_display(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave no display that a window could open on."""
@@ -110,11 +111,11 @@ def engine() -> ScriptedEngine:
 @pytest.fixture
 def open_window(qtbot: QtBot, engine: ScriptedEngine, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Open windows on the scripted engine, all with the settings and runs of one person, and close them at last."""
-    from app.autosave import autosave_folder
-    from app.crash_report import CrashReporter
-    from app.engine_thread import EngineBridge
-    from app.main_window import MainWindow
-    from app.settings import SettingsStore, settings_file
+    from app.window.crash_report import CrashReporter
+    from app.window.engine_thread import EngineBridge
+    from app.window.files.autosave import autosave_folder
+    from app.window.main_window import MainWindow
+    from app.window.settings import SettingsStore, settings_file
 
     windows: list[MainWindow] = []
 

@@ -83,7 +83,7 @@ def test_devices(flashscope: Program) -> None:
 
 
 def test_devices_without_a_gpu(flashscope: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.gpu.device.list_devices", list)
+    monkeypatch.setattr("engine.devices.gpu.device.list_devices", list)
     listed = flashscope("devices")
     assert listed.status == 0
     assert "GPU kernels will be skipped: no Vulkan, Metal or D3D12 adapter was found; install" in listed.out
@@ -91,10 +91,12 @@ def test_devices_without_a_gpu(flashscope: Program, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("status", "exit_status"), [("ok", 0), ("warn", 0), ("missing", 1)])
 def test_doctor(flashscope: Program, monkeypatch: pytest.MonkeyPatch, status: Any, exit_status: int) -> None:
-    from engine.doctor import Check
+    from engine.devices.doctor import Check
 
     mend = "sudo apt-get install " + " ".join(f"package-{n}" for n in range(20))
-    monkeypatch.setattr("engine.doctor.doctor", lambda: [Check("Python", "ok", "3.11"), Check("Qt", status, "x", mend)])
+    monkeypatch.setattr(
+        "engine.devices.doctor.doctor", lambda: [Check("Python", "ok", "3.11"), Check("Qt", status, "x", mend)]
+    )
     said = flashscope("doctor")
     assert said.status == exit_status
     assert any(line.strip() == mend for line in said.out.splitlines())  # whole, to be copied
@@ -164,7 +166,7 @@ WATCHED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 from app.__main__ import main
-from app.progress import LiveProgress
+from app.terminal.progress import LiveProgress
 follow = LiveProgress.__call__
 def watched(self, event):
     print(type(event).__name__, flush=True)
@@ -198,7 +200,7 @@ def test_a_signal_ends_a_race_started_in_the_background(tmp_path: Path, number: 
 # A session that will not stop when asked.
 STUBBORN = """
 import sys, threading
-from engine import session
+from engine.session import session
 def run(plan, emit, should_stop):
     print('running', flush=True)
     while not should_stop():

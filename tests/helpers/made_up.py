@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.devices import DeviceInfo, Limits
-from engine.events import SampleBatch, SessionStarted
-from engine.plan import Case, Plan
-from engine.results import Environment, Row, Sample, Status
+from engine.devices.device import DeviceInfo, Limits
+from engine.records.events import SampleBatch, SessionStarted
+from engine.records.plan import Case, Plan
+from engine.records.results import Environment, Row, Sample, Status
 
 SOFTWARE = {
     "device": "llvmpipe (LLVM 15.0.6, 256 bits)",

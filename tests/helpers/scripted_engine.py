@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from made_up import CPU, GPU, batch, make_row, started
 
-from engine import events
-from engine.devices import DeviceInfo
-from engine.doctor import Check
-from engine.events import Event
-from engine.plan import Plan
-from engine.results import Status
-from engine.running import ShouldStop
+from engine.common.running import ShouldStop
+from engine.devices.device import DeviceInfo
+from engine.devices.doctor import Check
+from engine.records import events
+from engine.records.events import Event
+from engine.records.plan import Plan
+from engine.records.results import Status
 
 Script = Callable[[Plan, Callable[[Event], None], ShouldStop], None]
 
@@ -40,7 +40,7 @@ def whole_race(plan: Plan, emit: Callable[[Event], None], should_stop: ShouldSto
 
 
 class ScriptedEngine:
-    """In the worker's place: ``script`` is what a run does, as ``engine.session.run`` would."""
+    """In the worker's place: ``script`` is what a run does, as ``engine.session.session.run`` would."""
 
     def __init__(self) -> None:
         self.script: Script = whole_race

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from engine.problem import AttentionProblem
+from engine.problem.attention_problem import AttentionProblem
 
 
 @st.composite

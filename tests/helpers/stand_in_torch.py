@@ -261,6 +261,6 @@ def install(monkeypatch: pytest.MonkeyPatch, card: str | None = None) -> StandIn
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("cuda", "autograd"):
         sys.modules["torch"].__dict__[name] = sys.modules[f"torch.{name}"]
-    for user in ("engine.cuda.time", "engine.kernels.torch_sdpa.time"):
+    for user in ("engine.devices.cuda.time", "engine.kernels.peers.torch_sdpa.time"):
         monkeypatch.setattr(user, SimpleNamespace(perf_counter=lambda: torch.now, sleep=torch.sleep))
     return torch

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from made_up import make_row
 
-from engine.events import KernelFinished, KernelSkipped
-from engine.plan import Case, Plan
-from engine.problem import AttentionProblem
-from engine.results import Row, Status
+from engine.problem.attention_problem import AttentionProblem
+from engine.records.events import KernelFinished, KernelSkipped
+from engine.records.plan import Case, Plan
+from engine.records.results import Row, Status
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 PREFILL = AttentionProblem(heads=16, seq_q=4096, head_dim=64)
@@ -131,7 +131,7 @@ def test_the_session_is_the_products_own(
             row = gpu_row(case, "gpu-flash", 2.0, status=status, message="so")
             emit((KernelSkipped(case, "gpu-flash", "so", row)) if code else KernelFinished(case, "gpu-flash", row))
 
-    monkeypatch.setattr("engine.session.run", run)
+    monkeypatch.setattr("engine.session.session.run", run)
     words = ["--quick", "--runs", "2", "--seconds", "0.1", "--device", "1", "--threads", "3"]
     assert table.main(race(table, PREFILL, DECODE), words) == code
     (plan,) = plans

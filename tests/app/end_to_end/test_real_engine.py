@@ -13,12 +13,12 @@ import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread import EngineState
-from engine.host import Host
-from engine.results import COLUMNS, Status
+from app.window.engine_thread import EngineState
+from engine.process.host import Host
+from engine.records.results import COLUMNS, Status
 from engine.storage.csv_report import cell
 
-Window = Any  # app.main_window.MainWindow
+Window = Any  # app.window.main_window.MainWindow
 _PATIENCE_MS = 60_000  # software GPUs compile for seconds
 
 
@@ -70,7 +70,7 @@ def test_what_was_run_is_what_is_shown_and_written(
     assert window.results.table.model().rowCount() == 8
     assert len(window.data.memory) > 0
 
-    monkeypatch.setattr("app.questions.file_to_write", lambda *_: tmp_path / "out.csv")
+    monkeypatch.setattr("app.window.files.questions.file_to_write", lambda *_: tmp_path / "out.csv")
     window.actions_.export_csv.trigger()
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.reader(file))

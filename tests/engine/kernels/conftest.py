@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from msgspec.structs import astuple
 
-from engine.cpu import open_cpu
-from engine.devices import Device
-from engine.gpu.device import open_gpu
-from engine.inputs import Inputs
-from engine.kernels import gpu_flash_backward
+from engine.devices.cpu import open_cpu
+from engine.devices.device import Device
+from engine.devices.gpu.device import open_gpu
 from engine.kernels.base import Gradients, Kernel, Outputs
+from engine.kernels.gpu_flash import backward as gpu_flash_backward
 from engine.kernels.registry import DEFAULT_KERNELS, get_kernel
-from engine.masks import visible
 from engine.measure.verify import expect, verify
 from engine.measure.verify_backward import expect_gradients
-from engine.problem import AttentionProblem
-from engine.reference import reference
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
+from engine.problem.masks import visible
+from engine.reference.forward import reference
 
 EPS = 2.0**-23
 EXACT = [name for name in (*DEFAULT_KERNELS, "cpu-flash-jit") if get_kernel(name).missing() is None]

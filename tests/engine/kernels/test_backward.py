@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from engine.inputs import Inputs, as_inputs, load, problem_for, seeded, with_grad_output
 from engine.kernels.base import Array, Cancelled, Gradients
 from engine.measure.verify_backward import expect_gradients
-from engine.problem import AttentionProblem
-from engine.reference_backward import reference_gradients
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs, as_inputs, load, problem_for, seeded, with_grad_output
+from engine.reference.backward import reference_gradients
 
 NAMES = ("dq", "dk", "dv")
 
@@ -241,9 +241,7 @@ UNIT_NORMAL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", UNIT_NORMAL.values(), ids=UNIT_NORMAL)
-def test_two_millionths_of_the_largest_gradient_at_unit_normal_input(
-    backward_kernel, options: dict[str, Any]
-) -> None:
+def test_two_millionths_of_the_largest_gradient_at_unit_normal_input(backward_kernel, options: dict[str, Any]) -> None:
     problem = backward(**options)
     for seed in range(2):
         inputs = seeded(problem, seed)

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 from msgspec.structs import astuple
 
-from engine.blas import blas_name, blas_threads, hold_blas, unpacked_product
-from engine.cpu import CpuDevice, open_cpu
-from engine.devices import Limits, Tuned
-from engine.inputs import Inputs, seeded
-from engine.kernels import cpu_common, cpu_flash, cpu_flash_jit
+from engine.common.running import Cancelled
+from engine.devices.blas import blas_name, blas_threads, hold_blas, unpacked_product
+from engine.devices.cpu import CpuDevice, open_cpu
+from engine.devices.device import Limits, Tuned
+from engine.kernels import cpu as cpu_common
+from engine.kernels.cpu_flash import jit as cpu_flash_jit
+from engine.kernels.cpu_flash import kernel as cpu_flash
 from engine.kernels.registry import get_kernel
 from engine.measure.memory import traced
 from engine.measure.verify import expect, verify
-from engine.problem import AttentionProblem
-from engine.reference import reference
-from engine.running import Cancelled
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs, seeded
+from engine.reference.forward import reference
 
 MIB = 1 << 20
 NAMES = [name for name in ("cpu-flash", "cpu-flash-jit", "cpu-naive") if get_kernel(name).missing() is None]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.devices import Limits
-from engine.inputs import Inputs, as_inputs, load, problem_for, seeded
-from engine.masks import visible
+from engine.common.running import Cancelled
+from engine.devices.device import Limits
 from engine.measure.verify import expect, verify
-from engine.problem import AttentionProblem
-from engine.running import Cancelled
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs, as_inputs, load, problem_for, seeded
+from engine.problem.masks import visible
 
 Array = NDArray[np.float32]
 

@@ -12,18 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from engine.devices import Limits
-from engine.gpu.device import GpuDevice, open_gpu
-from engine.inputs import Inputs, seeded
-from engine.kernels import gpu_flash_backward, gpu_flash_backward_rounds
+from engine.devices.device import Limits
+from engine.devices.gpu.device import GpuDevice, open_gpu
 from engine.kernels.base import Gradients
-from engine.kernels.gpu_flash_backward import choose_form, scratch_bytes
-from engine.kernels.gpu_flash_backward_passes import Passes, choose_passes
-from engine.kernels.gpu_flash_backward_rounds import COLS, ROWS, Rounds, choose_rounds, rounds
-from engine.kernels.gpu_naive_cut import groups
+from engine.kernels.gpu_flash import backward as gpu_flash_backward
+from engine.kernels.gpu_flash import backward_rounds as gpu_flash_backward_rounds
+from engine.kernels.gpu_flash.backward import choose_form, scratch_bytes
+from engine.kernels.gpu_flash.backward_passes import Passes, choose_passes
+from engine.kernels.gpu_flash.backward_rounds import COLS, ROWS, Rounds, choose_rounds, rounds
+from engine.kernels.gpu_naive.cut import groups
 from engine.kernels.registry import get_kernel
 from engine.measure.verify_backward import expect_gradients
-from engine.problem import AttentionProblem
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs, seeded
 
 KIB, MIB = 1 << 10, 1 << 20
 NAMES = ["gpu-flash", "gpu-naive"]

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from engine.inputs import Inputs, seeded
-from engine.problem import AttentionProblem, KeyMask
+from engine.problem.attention_problem import AttentionProblem, KeyMask
+from engine.problem.inputs import Inputs, seeded
 
 # Runs repeat exactly; how long an example takes is the machine's affair; the fixture holds nothing an example changes.
 COMMON = {

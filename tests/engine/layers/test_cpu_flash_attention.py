@@ -223,7 +223,7 @@ def test_a_benchmark_that_does_not_fit_is_refused_before_its_vectors_are_drawn()
 
 
 def test_a_wrong_result_gets_no_speedup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kernels.cpu_flash._OnlineSoftmax.add", lambda self, *_: self.totals.fill(1))
+    monkeypatch.setattr("engine.kernels.cpu_flash.kernel._OnlineSoftmax.add", lambda self, *_: self.totals.fill(1))
     result = CpuFlashAttention.with_dimensions(8).benchmark(20, seconds=0.02)
     assert not result.equivalent
     assert math.isnan(result.speedup)

@@ -16,16 +16,16 @@ from msgspec.structs import replace
 
 import engine
 from engine import Tensor
-from engine.gpu import buffers
-from engine.inputs import Inputs, as_inputs, load, problem_for, seeded
+from engine.devices.gpu import buffers
 from engine.kernels.base import Gradients
 from engine.layers import FlashAttention, FlashAttentionGrads
 from engine.layers.memory import MemoryEstimate
 from engine.measure.memory import traced
 from engine.measure.verify import expect, verify
 from engine.measure.verify_backward import expect_gradients
-from engine.problem import AttentionProblem
-from engine.reference import reference
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs, as_inputs, load, problem_for, seeded
+from engine.reference.forward import reference
 
 PLACES = ["cpu", "gpu"]
 BATCH, HEADS, HEAD_DIM = 2, 4, 6
@@ -403,9 +403,7 @@ def test_kinds_and_devices_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize("device", PLACES)
-def test_what_does_not_fit_in_memory_is_refused_with_both_figures(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_in_memory_is_refused_with_both_figures(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, array = FlashAttention(8, 2, device=device), random(64, 8)
     limits, need = layer._backend.limits(), layer.memory_estimate(64).call.flash_bytes
     for memory, words in ((100, "cannot run this problem: .* limit is"), (need - 1, "this call needs .* the limit is")):

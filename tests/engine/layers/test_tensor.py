@@ -13,8 +13,8 @@ import pytest
 
 import engine
 from engine import GpuContext, Tensor
-from engine.devices import DeviceUnavailable, Limits
-from engine.gpu.device import GpuDevice
+from engine.devices.device import DeviceUnavailable, Limits
+from engine.devices.gpu.device import GpuDevice
 
 PLACES = ["cpu", "gpu"]
 
@@ -163,7 +163,7 @@ def test_the_cpu_is_no_gpu_and_what_to_give_for_it_is_said() -> None:
 
 
 def test_without_an_adapter_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.gpu.device.list_devices", list)
+    monkeypatch.setattr("engine.devices.gpu.device.list_devices", list)
     monkeypatch.setattr("engine.layers.gpu_context._opened", {})
     for make in (GpuContext, lambda: Tensor.zeros((2,)), lambda: Tensor.from_numpy([1.0])):
         with pytest.raises(DeviceUnavailable, match="install"):

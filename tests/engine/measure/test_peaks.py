@@ -8,8 +8,8 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from engine.blas import blas_threads
-from engine.devices import AdapterType, Device, DeviceInfo, Limits
+from engine.devices.blas import blas_threads
+from engine.devices.device import AdapterType, Device, DeviceInfo, Limits
 from engine.measure import peaks
 from engine.measure.peaks import Peak, Peaks
 
@@ -17,9 +17,7 @@ from engine.measure.peaks import Peak, Peaks
 class Opened(Device):
     def __init__(self, kind: AdapterType = "cpu", threads: int = 1) -> None:
         self.limits = Limits(memory_bytes=1 << 30, threads=threads)
-        self.info = DeviceInfo(
-            index=None, name="x", adapter_type=kind, backend="numpy", driver="", limits=self.limits
-        )
+        self.info = DeviceInfo(index=None, name="x", adapter_type=kind, backend="numpy", driver="", limits=self.limits)
 
 
 def test_the_cpus_peak_is_a_matrix_product_and_a_copy() -> None:
@@ -55,10 +53,10 @@ def test_each_device_and_thread_count_is_measured_once_a_session(monkeypatch: py
 
 
 def test_a_gpu_is_measured_by_its_own_shaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    import engine.gpu.peaks
+    import engine.devices.gpu.peaks
 
     gpu = Opened("discrete")
-    monkeypatch.setattr(engine.gpu.peaks, "measure", lambda device: (5.0, 7.0) if device is gpu else (0.0, 0.0))
+    monkeypatch.setattr(engine.devices.gpu.peaks, "measure", lambda device: (5.0, 7.0) if device is gpu else (0.0, 0.0))
     assert Peaks().of(gpu) == Peak(5.0, 7.0)
 
 

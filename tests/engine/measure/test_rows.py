@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine.devices import AdapterType, Device, DeviceInfo, Limits
+from engine.devices.device import AdapterType, Device, DeviceInfo, Limits
 from engine.measure.peaks import Peak
 from engine.measure.rows import Occasion, blank_row, with_samples, with_speedup
-from engine.plan import Case, Plan
-from engine.problem import AttentionProblem
-from engine.results import Environment, Row, Sample, Status
+from engine.problem.attention_problem import AttentionProblem
+from engine.records.plan import Case, Plan
+from engine.records.results import Environment, Row, Sample, Status
 
 PROBLEM = AttentionProblem(batch=1, heads=2, seq_q=100, head_dim=50, window=30, softcap=2.0)
 CASE = Case(index=0, problem=PROBLEM)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from engine.common.running import Cancelled, Timing
 from engine.measure.sampler import MAX_REPEATS, Rule, Runner, choose_repeats, race, stop_reason, warm_up
-from engine.results import StopReason
-from engine.running import Cancelled, Timing
+from engine.records.results import StopReason
 
 NOISY = (1.0, 1.2, 0.8, 1.1, 0.9)
 

@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.cpu import CpuDevice, open_cpu
-from engine.inputs import Inputs
+from engine.common.running import Cancelled, ShouldStop, Timing, never_stop
+from engine.devices.cpu import CpuDevice, open_cpu
 from engine.kernels.base import Kernel, Outputs, Prepared
 from engine.kernels.registry import get_kernel
 from engine.measure.tuning import Trial, problem_to_tune, tune
-from engine.problem import AttentionProblem
-from engine.reference import reference
-from engine.results import Status
-from engine.running import Cancelled, ShouldStop, Timing, never_stop
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs
+from engine.records.results import Status
+from engine.reference.forward import reference
 
 PROBLEM = AttentionProblem(heads=1, seq_q=8, head_dim=4)
 LONG = 1e3  # seconds: made-up kernels take no time, and rules other than the budget end the sampling

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.inputs import Inputs, seeded
 from engine.measure import verify as module
 from engine.measure.verify import Expected, expect, rows_to_compare, verify
-from engine.problem import AttentionProblem
-from engine.reference import reference
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs, seeded
+from engine.reference.forward import reference
 
 PROBLEM = AttentionProblem(batch=2, heads=2, seq_q=20, head_dim=8)
 

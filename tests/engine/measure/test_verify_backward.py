@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from msgspec.structs import astuple
 
-from engine.inputs import Inputs, as_inputs, load, problem_for, seeded, with_grad_output
+from engine.common.running import Cancelled
 from engine.kernels.base import Array, Gradients
 from engine.measure import verify_backward as module
 from engine.measure.verdict import EPS
 from engine.measure.verify_backward import ExpectedGradients, expect_gradients, groups_to_compare
-from engine.problem import AttentionProblem
-from engine.reference_backward import all_groups, reference_gradients
-from engine.running import Cancelled
+from engine.problem.attention_problem import AttentionProblem
+from engine.problem.inputs import Inputs, as_inputs, load, problem_for, seeded, with_grad_output
+from engine.reference.backward import all_groups, reference_gradients
 
 PROBLEM = AttentionProblem(
     batch=2, heads=4, kv_heads=2, seq_q=20, seq_k=24, head_dim=8, causal=True, direction="backward"
@@ -143,9 +143,7 @@ def test_each_gradient_has_its_bound(name: str, factor: float, verified: bool) -
 def test_the_bounds_are_the_documented_formula() -> None:
     """One row that sees one key alone: its weight is 1, and dP - rowsum(dO · O) is 9 less 9."""
     problem = AttentionProblem(batch=1, heads=1, seq_q=1, head_dim=2, scale=-0.5, direction="backward")
-    q, k, v, grad = (
-        np.array(row, np.float32).reshape(1, 1, 1, 2) for row in ([2, -3], [4, -5], [1, -7], [-5, 2])
-    )
+    q, k, v, grad = (np.array(row, np.float32).reshape(1, 1, 1, 2) for row in ([2, -3], [4, -5], [1, -7], [-5, 2]))
     expected = expect_gradients(problem, Inputs(q, k, v, grad))
     largest_score, largest_gradient, terms = 0.5 * (8 + 15), 5, 2 * (5 * 1 + 2 * 7)
     common = EPS * (4 * (4 + largest_score / 2) + 1) * largest_gradient

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plan import Case, Plan
-from engine.problem import AttentionProblem
-from engine.results import Environment, Row, Sample, Status, StopReason
+from engine.problem.attention_problem import AttentionProblem
+from engine.records.plan import Case, Plan
+from engine.records.results import Environment, Row, Sample, Status, StopReason
 from engine.storage.run_file import RunFile, SampleSeries
 
 ENVIRONMENT = Environment(

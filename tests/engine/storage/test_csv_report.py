@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.results import COLUMNS, Row, Status
+from engine.records.results import COLUMNS, Row, Status
 from engine.storage.csv_report import SAMPLE_COLUMNS, cell, write_rows, write_samples
 from engine.storage.run_file import SampleSeries
 

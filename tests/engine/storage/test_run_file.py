@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.events import (
+from engine.records.events import (
     CaseFinished,
     CaseStarted,
     KernelFailed,
@@ -22,7 +22,7 @@ from engine.events import (
     SessionFinished,
     SessionStarted,
 )
-from engine.results import Row, Status
+from engine.records.results import Row, Status
 from engine.storage import run_file
 from engine.storage.run_file import RunFile, RunRecorder, load, save
 

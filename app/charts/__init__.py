@@ -1,1 +1,0 @@
-"""The window's centre: live, compare and sweep."""

@@ -1,1 +1,0 @@
-"""What the window knows: the session's data, and tables over it."""

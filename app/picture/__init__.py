@@ -1,0 +1,1 @@
+"""A race drawn off screen as a picture."""

@@ -1,0 +1,1 @@
+"""The commands of a shell: races, tuning, devices and saved runs, as text and files."""

@@ -1,0 +1,1 @@
+"""The charts of the window and the parts they are made of."""

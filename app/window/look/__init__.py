@@ -1,0 +1,1 @@
+"""Colours, icons and numbers as the person's system has them."""

@@ -1,0 +1,1 @@
+"""The set-up dock: device, problem, kernels and run length."""

@@ -1,0 +1,1 @@
+"""The tabs in the window's centre: live, compare and sweep."""

@@ -1,0 +1,1 @@
+"""What every layer uses: units, error sentences, and how a running kernel is timed and stopped."""

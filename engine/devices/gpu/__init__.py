@@ -1,0 +1,1 @@
+"""The only place that imports a WebGPU engine: devices, buffers, shaders, timing."""

@@ -1,1 +1,0 @@
-"""The only place that touches wgpu: devices, buffers, shaders, timing."""

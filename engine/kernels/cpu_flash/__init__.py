@@ -1,0 +1,1 @@
+"""cpu-flash and cpu-flash-jit: blocked attention in NumPy, and compiled by Numba."""

@@ -1,0 +1,1 @@
+"""cpu-naive: attention through whole score matrices in NumPy, forward and backward."""

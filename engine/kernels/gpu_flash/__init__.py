@@ -1,0 +1,1 @@
+"""gpu-flash: tiled flash attention in WGSL, forward and backward."""

@@ -1,0 +1,1 @@
+"""gpu-naive: attention through whole score matrices in WGSL, forward and backward."""

@@ -1,0 +1,1 @@
+"""The attention problem: its shapes and rules, its masks, and where its tensors come from."""

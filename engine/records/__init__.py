@@ -1,0 +1,1 @@
+"""Plans, results and events: the values that a run takes and gives."""
