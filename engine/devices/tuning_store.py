@@ -6,7 +6,6 @@ other, what it says is no longer known to be true, and it is left aside. ``FLASH
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from importlib.resources import files
@@ -71,13 +70,13 @@ def _version(info: DeviceInfo) -> str:
     return engine.__version__ if info.adapter_type == "cpu" else f"{engine.__version__}, shaders {_shaders()}"
 
 
-@functools.cache
 def _shaders() -> str:
-    """Return a digest of all shader sources."""
+    """Return a digest of all shader sources, as they stand now."""
     digest = hashlib.sha256()
-    for file in sorted(files("shaders").iterdir(), key=lambda file: file.name):
-        if file.name.endswith((".wgsl", ".j2")):
-            digest.update(file.read_bytes())
+    for folder in sorted(files("shaders").iterdir(), key=lambda folder: folder.name):
+        for file in sorted(folder.iterdir() if folder.is_dir() else (), key=lambda file: file.name):
+            if file.name.endswith((".wgsl", ".j2")):
+                digest.update(f"{folder.name}/{file.name}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
 

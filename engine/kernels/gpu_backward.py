@@ -48,7 +48,7 @@ class GpuBackward(GpuPrepared):
     """A backward pass that is ready to run.
 
     ``inputs`` hold the gradient of the output, the output and the log-sum-exp. ``rows`` is a buffer of two numbers for
-    each row, see shaders/gpu_backward_rows, filled by the dispatch that ``common_buffers`` returns.
+    each row, see shaders/common/backward_rows, filled by the dispatch that ``common_buffers`` returns.
     """
 
     def __init__(self, problem: AttentionProblem, device: GpuDevice) -> None:
@@ -71,7 +71,7 @@ class GpuBackward(GpuPrepared):
         nothing_bits = nan_bits if has_nonfinite(inputs) else _LARGE_BITS
         self.rows = self.buffers.storage("rows", 8 * rows)
         return self.dispatch(
-            render("gpu_backward_rows", rows=_ROWS, lanes=_LANES),
+            render("common/backward_rows", rows=_ROWS, lanes=_LANES),
             "rrrw",
             np.array([rows, problem.head_dim_v, neg_inf_bits, nothing_bits], np.uint32),
             [self.grad_output, output, lse, self.rows],

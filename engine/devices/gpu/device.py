@@ -186,7 +186,7 @@ class GpuDevice(Device):
         descriptor = ffi.new("WGPUShaderModuleDescriptor *")
         descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", chain)
         checks = ffi.new("WGPUShaderRuntimeChecks *")[0]  # all false: none are made
-        handle = lib.wgpuDeviceCreateShaderModuleTrusted(self.raw._internal, descriptor, checks)
+        handle = _api.libf.wgpuDeviceCreateShaderModuleTrusted(self.raw._internal, descriptor, checks)
         return _api.GPUShaderModule("", handle, self.raw)
 
     def _timestamp_period(self) -> float:

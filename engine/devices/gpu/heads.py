@@ -35,7 +35,7 @@ def swap_heads(device: GpuDevice, swaps: Sequence[Swap], dtype: Dtype, nonfinite
     """Do the swaps, and set the first word of the buffer ``nonfinite`` to 1 where they meet a NaN or an infinity."""
     buffers = Buffers(device)
     try:
-        pipeline, _ = device.pipeline(render("heads", stored=dtype, threads=_THREADS), "uurww")
+        pipeline, _ = device.pipeline(render("common/heads", stored=dtype, threads=_THREADS), "uurww")
         dispatches = []
         for swap in swaps:
             count = math.prod(swap.shape)

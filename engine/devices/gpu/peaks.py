@@ -31,7 +31,7 @@ def _multiply_add(device: GpuDevice) -> float:
     flop = 256 * chains * 4 * 2 * steps
     buffers = Buffers(device)
     try:
-        pipeline, _ = device.pipeline(render("peak_multiply_add", steps=steps, chains=chains, unroll=unroll), "uuw")
+        pipeline, _ = device.pipeline(render("peaks/multiply_add", steps=steps, chains=chains, unroll=unroll), "uuw")
         factor = buffers.uniform("factor", np.array([0.999, 0.001, 0, 0], np.float32))
         chunk = buffers.uniform("chunk", np.zeros(4, np.uint32))
         group = device.bind_group(pipeline, [factor, chunk, buffers.storage("result", 1 << 20)])
@@ -47,7 +47,7 @@ def _copy(device: GpuDevice) -> float:
     count = nbytes // 16
     buffers = Buffers(device)
     try:
-        pipeline, _ = device.pipeline(render("peak_copy", per_thread=_PER_THREAD), "uurw")
+        pipeline, _ = device.pipeline(render("peaks/copy", per_thread=_PER_THREAD), "uurw")
         params = buffers.uniform("params", np.array([count, 0, 0, 0], np.uint32))
         chunk = buffers.uniform("chunk", np.zeros(4, np.uint32))
         pair = [buffers.storage(name, nbytes) for name in ("source", "target")]

@@ -1,10 +1,10 @@
 """gpu-flash, backward: tiled gradients in WGSL by recomputation, without atomics, all scratch O(N).
 
-Two forms, and the problem decides. Rounds (gpu_flash_backward_rounds) write weights and gradients of scores of a part
-of the matrix to a workspace and multiply from there: five products, much faster where a round fills the GPU. Passes
-(gpu_flash_backward_passes) keep them in registers and so compute them twice, once for each side: seven products, all at
-once. Before either, layout passes re-lay both sides: by tiles, transposed, for the scores, and as whole rows for the
-gradients.
+Two forms, and the problem decides. Rounds (shaders/gpu_flash/backward_rounds) write weights and gradients of scores of
+a part of the matrix to a workspace and multiply from there: five products, much faster where a round fills the GPU.
+Passes (shaders/gpu_flash/backward_passes) keep them in registers and so compute them twice, once for each side: seven
+products, all at once. Before either, layout passes re-lay both sides: by tiles, transposed, for the scores, and as
+whole rows for the gradients.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _layouts(prepared: GpuBackward, form: Passes | Rounds, scratch: dict[str, An
         stride = laid.depth if what == "keys" else laid.stride
         for plane, (source, width) in enumerate(planes):
             yield prepared.dispatch(
-                render("gpu_flash_layout", what=what, cols=cols, stored="f32"),
+                render("gpu_flash/layout", what=what, cols=cols, stored="f32"),
                 "rw",
                 np.array([length, width, -(-length // cols), stride], np.uint32),
                 [source, Part(scratch[name], plane * nbytes, nbytes)],

@@ -1,6 +1,6 @@
 """gpu-flash, backward, where there is little to do at once: two passes that need no workspace, seven products.
 
-Both are shaders/gpu_flash_backward_passes: in the first a workgroup owns query rows, walks over tiles of keys and gives
+Both are shaders/gpu_flash/backward_passes: in the first a workgroup owns query rows, walks over tiles of keys and gives
 dQ; in the second it owns keys, walks over tiles of queries of all heads of its group and gives dK and dV. Each computes
 weights and gradients of scores again, which then never leave the workgroup. A thread owns a 4×4 block of scores and of
 gradients of weights; ``lanes`` threads side by side share a row, and of the gradients each has every ``lanes``th vec4
@@ -108,7 +108,7 @@ def _pass(prepared: GpuBackward, tiles: Passes, scratch: dict[str, Any], own: st
     """Return the pass whose workgroups own ``queries``, or ``keys``."""
     problem, of_queries = prepared.problem, own == "queries"
     source = render(
-        "gpu_flash_backward_passes",
+        "gpu_flash/backward_passes",
         **msgspec.structs.asdict(tiles),
         own=own,
         cols=tiles.cols,

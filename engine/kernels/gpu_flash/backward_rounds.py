@@ -1,8 +1,8 @@
 """gpu-flash, backward, where there is much to do at once: five products, in rounds of many blocks.
 
 A block is 64 queries by 128 keys of one (batch, head) pair. In a round as many blocks as the workspace holds, those of
-a rectangle of queries and keys of some pairs, are worked on by two passes: shaders/gpu_flash_backward_rounds_weights
-writes their weights P and gradients of scores dS; shaders/gpu_flash_backward_rounds_gradients multiplies them and adds
+a rectangle of queries and keys of some pairs, are worked on by two passes: shaders/gpu_flash/backward_rounds_weights
+writes their weights P and gradients of scores dS; shaders/gpu_flash/backward_rounds_gradients multiplies them and adds
 to dQ, dK and dV, of which every element has one workgroup as owner in a round. The workspace is so many bytes for each
 row of Q and K: of the score matrices only a part exists at a time.
 """
@@ -237,7 +237,7 @@ def _passes(
 
     yield prepared.dispatch(
         render(
-            "gpu_flash_backward_rounds_weights",
+            "gpu_flash/backward_rounds_weights",
             **common,
             depth=tiles.depth,
             slice=tiles.slice,
@@ -259,7 +259,7 @@ def _passes(
     workgroups = one.pairs * one.q_blocks * of_queries + kv_pairs * one.k_blocks * of_keys
     yield prepared.dispatch(
         render(
-            "gpu_flash_backward_rounds_gradients",
+            "gpu_flash/backward_rounds_gradients",
             **common,
             col_groups=tiles.col_groups,
             stride=tiles.stride,

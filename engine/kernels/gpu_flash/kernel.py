@@ -9,7 +9,7 @@ converts to float32 where storage is half precision. Large blocks, for much work
 weights alone, of half a tile's columns at a time.
 
 Decode (few queries, a long cache): a workgroup owns rows of all heads of a group and a part of the keys, which it
-streams once; see shaders/gpu_flash_decode. Where keys are split, a combining pass joins the parts (flash decoding).
+streams once; see shaders/gpu_flash/decode. Where keys are split, a combining pass joins the parts (flash decoding).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _layouts(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any]) -> l
     for name, (what, source, (length, cols), (width, stride)) in work.items():
         if name in scratch:
             target = scratch[name]
-            code = render("gpu_flash_layout", what=what, cols=cols, stored=problem.dtype)
+            code = render("gpu_flash/layout", what=what, cols=cols, stored=problem.dtype)
             params = np.array([length, width, -(-length // cols), stride], np.uint32)
             workgroups = -(-target.size // (16 * _LAYOUT_THREADS))
             passes.append(prepared.dispatch(code, "rw", params, [source, target], workgroups, 16.0 * _LAYOUT_THREADS))
@@ -175,7 +175,7 @@ def _tiles(prepared: GpuForward, variant: Tiles, scratch: dict[str, Any], carefu
     """Return the main pass over tiles."""
     problem = prepared.problem
     source = render(
-        "gpu_flash",
+        "gpu_flash/tiles",
         **msgspec.structs.asdict(variant),
         cols=variant.cols,
         threads=variant.threads,
@@ -209,7 +209,7 @@ def _decode(prepared: GpuForward, variant: Decode, scratch: dict[str, Any], care
     """Return the main pass over streams of keys."""
     problem = prepared.problem
     source = render(
-        "gpu_flash_decode",
+        "gpu_flash/decode",
         **msgspec.structs.asdict(variant),
         keys=variant.keys,
         workgroup_bytes=variant.workgroup_bytes,
@@ -238,7 +238,7 @@ def _combine(prepared: GpuForward, variant: Variant, scratch: dict[str, Any]) ->
     rows = problem.pairs * problem.seq_q
     params[:6] = (rows, problem.head_dim_v, variant.splits, prepared.want_lse, *special_bits())
     buffers = [scratch["partial outputs"], scratch["partial sums"], prepared.output, prepared.lse]
-    source = render("gpu_flash_combine", columns=columns, stored=problem.dtype)
+    source = render("gpu_flash/combine", columns=columns, stored=problem.dtype)
     return prepared.dispatch(source, "rrww", params, buffers, rows, 256.0 * variant.splits)
 
 

@@ -24,7 +24,7 @@ _STREAMS = 8  # of a decode workgroup, 8 lanes each
 
 
 class Tiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Tiles of query rows against tiles of keys (shaders/gpu_flash).
+    """Tiles of query rows against tiles of keys (shaders/gpu_flash/tiles).
 
     ``depth`` is head_dim as Q is held; ``unroll`` divides it. A ``lean`` variant reads Q where it is re-laid and shares
     the weights of one group of columns at a time, so that large blocks need little workgroup memory and many
@@ -78,7 +78,7 @@ class Tiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True):
-    """Few queries against a long cache: keys split over workgroups, K and V read once (shaders/gpu_flash_decode)."""
+    """Few queries against a long cache: keys split over workgroups, K and V read once (shaders/gpu_flash/decode)."""
 
     rows: int
     key_groups: int  # vec4s of head_dim a lane holds

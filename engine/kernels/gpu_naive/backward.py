@@ -70,7 +70,7 @@ def _passes(prepared: GpuBackward, first_pair: int, pairs: int, careful: bool) -
         params = _params(problem.seq_q, problem.seq_k, width, row_tiles, key_tiles, problem.group, first_pair, pairs)
         params[8:10].view(np.float32)[:] = (scale, softcap)
         yield prepared.dispatch(
-            render("gpu_naive_scores", aligned=problem.seq_k % 4 == 0, unroll=unroll),
+            render("gpu_naive/scores", aligned=problem.seq_k % 4 == 0, unroll=unroll),
             "rrw",
             params,
             [rows, keys, matrix],
@@ -84,7 +84,7 @@ def _passes(prepared: GpuBackward, first_pair: int, pairs: int, careful: bool) -
     params[8:10].view(np.float32)[:] = (problem.scale, problem.softcap or 0.0)
     params[10:12] = special_bits()
     yield prepared.dispatch(
-        render("gpu_naive_backward_softmax", careful=careful),
+        render("gpu_naive/backward_softmax", careful=careful),
         "rrww",
         params,
         [prepared.mask, prepared.rows, weights, grad_scores],
@@ -94,7 +94,7 @@ def _passes(prepared: GpuBackward, first_pair: int, pairs: int, careful: bool) -
 
     cols = _columns(problem.head_dim)
     yield prepared.dispatch(
-        render("gpu_naive_output", cols=cols, unroll=unroll, careful=careful),
+        render("gpu_naive/output", cols=cols, unroll=unroll, careful=careful),
         "rrw",
         _params(
             problem.seq_q,
@@ -119,7 +119,7 @@ def _passes(prepared: GpuBackward, first_pair: int, pairs: int, careful: bool) -
         cols = _columns(width)
         workgroups = key_tiles * -(-width // cols)
         yield prepared.dispatch(
-            render("gpu_naive_backward_keys", cols=cols, unroll=unroll, careful=careful),
+            render("gpu_naive/backward_keys", cols=cols, unroll=unroll, careful=careful),
             "rrw",
             _params(
                 problem.seq_q, problem.seq_k, width, key_tiles, -(-width // cols), problem.group, first_pair, pairs

@@ -109,7 +109,7 @@ def _passes(prepared: GpuForward, first_pair: int, pairs: int, careful: bool) ->
     )  # fmt: skip
     return [
         prepared.dispatch(
-            render("gpu_naive_scores", aligned=problem.seq_k % 4 == 0, unroll=unroll),
+            render("gpu_naive/scores", aligned=problem.seq_k % 4 == 0, unroll=unroll),
             "rrw",
             products,
             [prepared.query, prepared.key, scores],
@@ -117,7 +117,7 @@ def _passes(prepared: GpuForward, first_pair: int, pairs: int, careful: bool) ->
             2.0 * TILE * TILE * max(problem.head_dim, 16),
         ),
         prepared.dispatch(
-            render("gpu_naive_softmax", threads=threads, careful=careful),
+            render("gpu_naive/softmax", threads=threads, careful=careful),
             "rww",
             softmax,
             [prepared.mask, scores, prepared.lse],
@@ -125,7 +125,7 @@ def _passes(prepared: GpuForward, first_pair: int, pairs: int, careful: bool) ->
             16.0 * max(problem.seq_k, 4 * threads),
         ),
         prepared.dispatch(
-            render("gpu_naive_output", cols=cols, unroll=unroll, careful=careful),
+            render("gpu_naive/output", cols=cols, unroll=unroll, careful=careful),
             "rrw",
             combined,
             [scores, prepared.value, prepared.output],

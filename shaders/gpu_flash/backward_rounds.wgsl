@@ -19,7 +19,7 @@ const HIDDEN = -3.0e38; // what a row does not see must not even be met with wei
 const HIDDEN = 0.0;
 {% endif %}
 
-{% include "masking.wgsl" %}
+{% include "common/masking.wgsl" %}
 
 // Whether any row of a tile of queries sees any key of a tile of keys, key_mask aside. Where not, a block is neither
 // written nor read. The tiles that one tile sees, or is seen by, have no gap.
