@@ -6,11 +6,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt
 
+# Two at a time: the tests of one file stay together, and software Vulkan takes what cores there are.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
+
 # Mesa and Qt complain without a private runtime folder.
 RUNTIME := $(CURDIR)/$(VENV)/runtime
 export XDG_RUNTIME_DIR ?= $(RUNTIME)
 
-.PHONY: setup system run test
+.PHONY: setup system run test test-all test-processors test-peers
 
 setup: $(INSTALLED)
 
@@ -39,4 +42,22 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
+
+# Everything of `make test`, with the wide nets and the campaigns.
+test-all: setup
+	FLASHSCOPE_LONG=1 $(BIN)/pytest $(SIDE_BY_SIDE)
+
+# What goes by the processor, on processors that are imposed: three sizes of L2, and 1, 2 and 16 cores.
+test-processors: setup
+	@for l2 in 256 512 2048; do for cores in 1 2 16; do \
+		echo "L2 $$l2 KiB, $$cores cores"; \
+		$(BIN)/pytest -q $(SIDE_BY_SIDE) --l2-kib $$l2 --cores $$cores \
+			tests/app/plan tests/app/window/setup tests/engine/devices tests/engine/kernels/test_cpu_kernels.py \
+			tests/engine/kernels/cpu_flash tests/engine/layers tests/engine/session || exit 1; \
+	done; done
+
+# The kernels of other libraries against those libraries themselves: a download of some hundred MB.
+test-peers: setup
+	$(PIP) --no-build-isolation --editable '.[test,torch]'
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/engine/kernels/peers

@@ -55,6 +55,29 @@ def test_importing_the_engine_loads_no_driver(module: str) -> None:
     assert python(f"import sys, {module}; print('wgpu' in sys.modules, 'PySide6' in sys.modules)") == "False False"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--kernels", "cpu-flash", "--seq", "64", "--samples", "1", "--quiet"),
+        ("run", "--list-kernels"),
+        ("devices",),
+        ("doctor",),
+        ("tune", "--device", "cpu", "--head-dim", "16", "--seconds", "0.01"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_loads_no_qt(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHSCOPE_TUNING", str(tmp_path / "tuning.json"))
+    code = (
+        "import contextlib, io, sys\n"
+        "from app.__main__ import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        f"    main({list(words)!r})\n"
+        "print([name for name in sys.modules if name.partition('.')[0] in ('PySide6', 'shiboken6', 'pyqtgraph')])"
+    )
+    assert python(code) == "[]"
+
+
 def module_level_imports(source: str) -> Iterator[str]:
     """The names of all modules that a source imports when it is itself imported."""
     pending: list[ast.AST] = [ast.parse(source)]

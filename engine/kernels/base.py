@@ -132,7 +132,11 @@ class Kernel(ABC):
 
     @abstractmethod
     def predict(self, problem: AttentionProblem, limits: Limits) -> int:
-        """Return the bytes the kernel will hold at its peak: the problem's tensors and scratch. Pure."""
+        """Return the bytes the kernel will hold at its peak, the problem's tensors and scratch. Pure.
+
+        On the GPU it is exact. On the CPU it is what is held when all threads overlap, and so an upper bound: where the
+        work is over before the last thread has begun, less is held.
+        """
 
     @abstractmethod
     def prepare(self, problem: AttentionProblem, inputs: Inputs, device: Any, *, want_lse: bool = False) -> Prepared:

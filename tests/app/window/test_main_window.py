@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up import CPU, batch, make_row, started
-from PySide6.QtCore import QLocale, Qt, QTimer
+from PySide6.QtCore import QLocale, Qt
 from PySide6.QtGui import QAction, QGuiApplication, QShortcut
 from PySide6.QtWidgets import QDoubleSpinBox
 from pytestqt.qtbot import QtBot
 from scripted_engine import ScriptedEngine, whole_race
 
+from app.window.charts.refresher import Refresher
 from app.window.dialogs.about import AboutDialog
 from app.window.dialogs.crash import CrashDialog
 from app.window.dialogs.how_to_read import HowToRead
@@ -223,35 +222,28 @@ def test_no_devices_is_said_and_tried_again(qtbot: QtBot, window: Window, engine
     assert window.windowTitle() == "FlashScope"
 
 
-def test_three_thousand_samples_at_1_khz_leave_the_window_free(
-    qtbot: QtBot, window: Window, engine: ScriptedEngine
+def test_samples_come_in_faster_than_they_are_drawn(
+    qtbot: QtBot, window: Window, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch a millisecond, drawn as it comes: 100 ms is the most between two beats of another timer.
-
-    Two gaps are forgiven: they are the system's, when others want the same cores.
-    """
+    """All are kept, and few drawings are made of them; scripts/bench_window.py measures how free the window stays."""
 
     def script(plan: Plan, emit: Emit, should_stop: ShouldStop) -> None:
         emit(started(plan))
         emit(CaseStarted(plan.cases[0]))
-        pace, begin = threading.Event(), time.perf_counter()
         for number in range(3000):
-            pace.wait(max(0.0, begin + number / 1000 - time.perf_counter()))
             emit(batch(plan.cases[0], plan.kernels[number % 2], number // 2, 1))
             if number % 50 == 0:
                 emit(Progress(number / 3000, 1, 1.0))
         emit(SessionFinished("done"))
 
+    drawings: list[int] = []
+    now = Refresher.now
+    monkeypatch.setattr(Refresher, "now", lambda self: (drawings.append(1), now(self)))
     engine.script = script
-    beats: list[float] = []
-    beat = QTimer(interval=10)
-    beat.timeout.connect(lambda: beats.append(time.perf_counter()))
-    beat.start()
     with qtbot.waitSignal(window.data.finished, timeout=30_000):
         window.actions_.run.trigger()
-    beat.stop()
     assert sum(map(len, window.data.samples(0).values())) == 3000
-    assert sorted(after - before for before, after in itertools.pairwise(beats))[-3] < 0.1
+    assert len(drawings) < 1000
 
 
 # --- closing and coming back ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 import engine
 from engine import Tensor
+from engine.devices.cpu import open_cpu
 from engine.devices.gpu import buffers
 from engine.kernels.base import Gradients
 from engine.layers import FlashAttention, FlashAttentionGrads
@@ -249,21 +251,28 @@ def test_the_estimate_of_a_whole_call_is_what_the_gpu_holds(
     ("heads", "kv_heads", "head_dim", "batch", "seq"),
     [(1, 1, 32, 1, 512), (4, 4, 32, 1, 512), (8, 8, 64, 2, 300), (2, 1, 256, 1, 700), (8, 1, 256, 50, 1)],
 )
-def test_the_estimate_of_a_whole_call_is_what_the_cpu_holds(
-    heads: int, kv_heads: int, head_dim: int, batch: int, seq: int
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_the_estimate_of_a_whole_call_bounds_what_the_cpu_holds(
+    heads: int, kv_heads: int, head_dim: int, batch: int, seq: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engine.layers.backends.open_cpu", partial(open_cpu, threads=threads))
     layer = FlashAttention(heads * head_dim, heads, num_kv_heads=kv_heads, device="cpu")
     q, k, v = (random(batch, seq, n * head_dim, seed=seed) for seed, n in enumerate((heads, kv_heads, kv_heads)))
     layer.forward(q, k, v)
+
+    def check(peak: int, want: int) -> None:
+        """All of the estimate is held when the threads overlap; one thread alone holds it always."""
+        slack = max(0.05 * want, 256 << 10)
+        assert peak <= want + slack, (peak, want)
+        assert threads > 1 or peak >= want - slack, (peak, want)
+
     with traced() as trace:
         output, lse = layer.forward(q, k, v, return_lse=True)
-    want = layer.memory_estimate(seq, batch).call.flash_bytes - q.nbytes - k.nbytes - v.nbytes
-    assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (trace.peak_bytes, want)
+    check(trace.peak_bytes, layer.memory_estimate(seq, batch).call.flash_bytes - q.nbytes - k.nbytes - v.nbytes)
     with traced() as trace:
         layer.backward(q, k, v, output, q, lse=lse)
     given = 3 * q.nbytes + k.nbytes + v.nbytes + lse.nbytes
-    want = layer.memory_estimate(seq, batch, "backward").call.flash_bytes - given
-    assert abs(trace.peak_bytes - want) <= max(0.05 * want, 256 << 10), (trace.peak_bytes, want)
+    check(trace.peak_bytes, layer.memory_estimate(seq, batch, "backward").call.flash_bytes - given)
 
 
 def test_scratch_grows_with_the_sequence_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:

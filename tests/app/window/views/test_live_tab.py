@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -344,17 +343,3 @@ def test_curves_of_any_length_are_thinned_to_what_the_screen_shows(tab: LiveTab)
     tab.latency.zoom(x=0.1)
     tab.grab()
     assert len(curve.curve.xData) < 5 * tab.latency.width()
-
-
-def test_a_million_samples_open_and_pan_as_fast_as_they_should(tab: LiveTab) -> None:
-    run = opened(1_000_000)
-    begun = time.perf_counter()
-    tab.data.load(run)
-    tab.grab()
-    assert time.perf_counter() - begun < 2.0
-    tab.latency.zoom(x=0.5)
-    begun = time.process_time()
-    for _ in range(20):
-        tab.latency.view.translateBy(x=1000)
-        tab.latency.viewport().repaint()
-    assert (time.process_time() - begun) / 20 < 1 / 20
