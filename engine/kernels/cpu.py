@@ -170,22 +170,27 @@ def rows_of_gradients(inputs: Inputs) -> Array:
     return deltas
 
 
+def largest_lse(lse: Array) -> float:
+    """Return the size of the largest finite log-sum-exp."""
+    return float(np.abs(lse).max(initial=0, where=np.isfinite(lse)))
+
+
 def exceed_one(lse: Array) -> bool:
     """Whether scores are so large that rounding could make weights ``exp(score - lse)`` far larger than 1."""
-    return bool(np.abs(lse).max(initial=0, where=np.isfinite(lse)) > _LARGE)
+    return largest_lse(lse) > _LARGE
 
 
-def needs_care(inputs: Inputs) -> bool:
+def needs_care(inputs: Inputs, scale: float) -> bool:
     """Whether what a row does not see could spoil its gradients: 0 times what is not finite is NaN.
 
-    So where the input is not finite, or where products of it may overflow.
+    So where the input is not finite, or where scores or the gradients of weights may overflow.
     """
     if has_nonfinite(inputs):
         return True
     assert inputs.grad_output is not None
-    grad_size, value_size = (max(float(x.max()), -float(x.min())) for x in (inputs.grad_output, inputs.v))
-    overflow: bool = grad_size * value_size * inputs.v.shape[-1] >= float(np.finfo(np.float32).max)
-    return overflow
+    q, k, v, grad = (max(float(x.max()), -float(x.min())) for x in (inputs.q, inputs.k, inputs.v, inputs.grad_output))
+    scores, grad_weights = q * k * inputs.k.shape[-1] * max(1.0, abs(scale)), grad * v * inputs.v.shape[-1]
+    return bool(max(scores, grad_weights) >= float(np.finfo(np.float32).max))
 
 
 class PreparedGradients(Prepared):

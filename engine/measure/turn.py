@@ -61,7 +61,7 @@ class Turn:
         assert self.prepared is not None
         self.memory = self.prepared.memory() or self.memory
         self.verdict = judge.judge(self.prepared)
-        if self.verdict.verified:
+        if self.verdict.verified is not False:
             self.runner = Runner(partial(self.prepared.run, should_stop=should_stop), self.first_run_ms / 1e3)
 
     def close(self) -> None:

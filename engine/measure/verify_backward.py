@@ -6,30 +6,30 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.common.running import ShouldStop, never_stop
 from engine.kernels.base import Gradients, Prepared
-from engine.measure.verdict import AFFORDABLE_SCORES, EPS, TINY, Verdict, difference, finite_size
+from engine.measure.verdict import AFFORDABLE_SCORES, EPS, TINY, Verdict, difference, exceeds, finite_size, share_of
 from engine.problem.attention_problem import AttentionProblem
 from engine.problem.inputs import Inputs
 from engine.problem.masks import has_nonfinite, without_hidden_garbage
 from engine.reference.backward import ReferenceGradients, all_groups, reference_gradients
 
 _DEARER = 3  # than the forward pass, whose scores are what is affordable
-_FACTOR = 4  # of the forward pass's bound
-_SUM = 4  # of the forward pass's bound, what is left of it with scores near 0: rounding of sums
+_FACTOR = 3
 
 
 @dataclass(frozen=True)
 class ExpectedGradients:
     """The judge of a backward case: what is expected of the (batch, kv_head) ``groups`` that are compared.
 
-    ``bounds`` are the largest absolute errors that count as right, of ``dq``, ``dk`` and ``dv``.
+    ``bounds`` are the largest absolute errors that count as right, element by element, of ``dq``, ``dk`` and ``dv``.
     """
 
     groups: list[tuple[int, int]]
     wanted: ReferenceGradients
-    bounds: dict[str, float]
+    bounds: dict[str, NDArray[np.float64]]
     finite_input: bool
 
     def judge(self, prepared: Prepared) -> Verdict:
@@ -49,24 +49,31 @@ class ExpectedGradients:
             "dv": (got.dv[batches, kv_heads], self.wanted.dv),
         }
         off = {name: difference(*pair) for name, pair in compared.items()}
-        errors = {name: float(array.max(initial=0.0)) for name, array in off.items()}
-        worst = max(errors, key=lambda name: errors[name] / self.bounds[name])
-        max_abs, largest = max(errors.values()), _largest(self.wanted)
-        right = errors[worst] <= self.bounds[worst]
+        shares = {name: share_of(off[name], self.bounds[name]) for name in off}
+        worst = max(shares, key=lambda name: float(shares[name].max(initial=0.0)))
+        max_abs, largest = max(float(array.max(initial=0.0)) for array in off.values()), _largest(self.wanted)
+        right = not any(exceeds(off[name], self.bounds[name]).any() for name in off)
+        comparable = any(np.isfinite(pair[1]).any() for pair in compared.values())
+        rows = got.dq[..., 0].size + got.dk[..., 0].size + got.dv[..., 0].size
+        verified: bool | None = right and not stray
         message = ""
         if not right:
-            at = tuple(int(i) for i in np.unravel_index(int(off[worst].argmax()), off[worst].shape))
+            at = tuple(int(i) for i in np.unravel_index(int(shares[worst].argmax()), off[worst].shape))
             one, other = (array[at] for array in compared[worst])
             batch, kv_head = self.groups[at[0]]
             head = f"head {kv_head * group + at[1]}, query" if worst == "dq" else f"kv head {kv_head}, key"
             message = (
                 f"{worst} is {one:.6g} where the reference has {other:.6g} (batch {batch}, {head} {at[-2]}, dim "
-                f"{at[-1]}): off by {errors[worst]:.2g}, allowed is {self.bounds[worst]:.2g}"
+                f"{at[-1]}): off by {off[worst][at]:.2g}, allowed is {self.bounds[worst][at]:.2g}"
             )
         elif stray:
             message = f"{stray} rows of the gradients are not finite although the input is"
+        elif not comparable:
+            verified, message = None, f"nothing finite to compare: {nonfinite:,} of {rows:,} rows are not finite"
+        elif nonfinite:
+            message = f"{nonfinite:,} of {rows:,} rows are not finite; verified is what is"
         return Verdict(
-            verified=right and not stray,
+            verified=verified,
             max_abs_err=max_abs,
             max_rel_err=max_abs / largest if largest else (math.inf if max_abs else 0.0),
             recorded_output_err=None,
@@ -80,26 +87,20 @@ def expect_gradients(
 ) -> ExpectedGradients:
     """Compute what every kernel must give: all groups while that is affordable, else a seeded sample of them.
 
-    The bound is four times that of the forward pass with max|gradient| in place of max|v|, and more for three reasons:
-
-    - A gradient is a sum of n terms that nothing normalises, and where terms are equal, rounding errs the same way each
-      time: ``2⁻²³ · √n · max|gradient|``.
-    - With V far from 0 the gradients of the weights are small differences of large numbers, of which the output
-      may be as far off as the forward pass may be: for dQ and dK, four times 2⁻²³ of what the largest element would be
-      if no term cancelled another. A soft cap adds to the four the size of the scores in units of the cap, for its
-      slope depends on that.
-    - Where all is next to nothing, a number below float32's smallest normal one may count as 0.
-
-    Raises Cancelled when ``should_stop`` answers True on the way.
+    Each element has a bound of its own: ``_FACTOR`` times what rounding of the scores, the weights, their gradients
+    and what is subtracted from these makes of it in float32 (``ReferenceGradients.rounding``), and the rounding of the
+    sum over n queries or keys, ``2⁻²³ · (4 + √n) · Σ|terms|``. Where all is next to nothing, a number below float32's
+    smallest normal one may count as 0. Raises Cancelled when ``should_stop`` answers True on the way.
     """
     inputs = without_hidden_garbage(problem, inputs)
     groups = groups_to_compare(problem, seed)
     wanted = reference_gradients(problem, inputs, groups, should_stop)
-    terms = max(problem.group * problem.seq_q, problem.seq_k)
-    bound = EPS * (_FACTOR * (4 + wanted.largest / 2) + math.sqrt(terms)) * _largest(wanted)
-    bound += TINY * terms * problem.head_dim_v
-    relative = EPS * (_SUM + (wanted.largest / problem.softcap if problem.softcap else 0))
-    bounds = {"dq": bound + relative * wanted.dq_terms, "dk": bound + relative * wanted.dk_terms, "dv": bound}
+    sums = {"dq": problem.seq_k, "dk": problem.group * problem.seq_q, "dv": problem.group * problem.seq_q}
+    tiny = TINY * max(sums.values()) * problem.head_dim_v
+    bounds = {
+        name: EPS * (_FACTOR * wanted.rounding[name] + (4 + math.sqrt(n)) * wanted.terms[name]) + tiny
+        for name, n in sums.items()
+    }
     return ExpectedGradients(groups, wanted, bounds, not has_nonfinite(inputs))
 
 

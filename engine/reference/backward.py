@@ -12,11 +12,11 @@ from engine.common.running import Cancelled, ShouldStop, never_stop
 from engine.problem.attention_problem import AttentionProblem
 from engine.problem.inputs import Inputs
 from engine.problem.masks import visible, without_hidden_garbage
-from engine.reference.forward import product, softmax
+from engine.reference.forward import F64, finite, moved, product, softmax
 
 _BLOCK_SCORES = 1 << 20  # float64 scores held at once: 8 MiB
 
-F64 = NDArray[np.float64]
+_PARTS = 4  # units of 2⁻²³ that a weight, a product or the difference of two is off by
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class ReferenceGradients:
     """Gradients of the chosen (batch, kv_head) groups, float64.
 
     ``dq`` is [groups, heads of a group, seq_q, head_dim], ``dk`` [groups, seq_k, head_dim] and ``dv`` [groups, seq_k,
-    head_dim_v]. ``largest`` is the greatest ``|scale| · Σ|q_d · k_d|`` over the visible pairs, ``dq_terms`` and
-    ``dk_terms`` are the greatest elements that dQ and dK would have if none of the terms that they are sums of
-    cancelled another: what float32 rounding of the scores and of their gradients is relative to.
+    head_dim_v]. ``terms`` holds, shaped like each, what it would be if none of the terms that it is a sum of cancelled
+    another; ``rounding`` how far float32 rounding moves each, in units of 2⁻²³: of scores by half of their
+    ``|scale| · Σ|q_d · k_d|``, of the log-sum-exp by half of its size, of weights, of their gradients and of what is
+    subtracted from these by ``_PARTS``.
     """
 
     dq: F64
     dk: F64
     dv: F64
-    largest: float
-    dq_terms: float
-    dk_terms: float
+    terms: dict[str, F64]
+    rounding: dict[str, F64]
 
 
 def all_groups(problem: AttentionProblem) -> list[tuple[int, int]]:
@@ -62,12 +62,12 @@ def reference_gradients(
     dq = np.zeros((len(groups), problem.group, problem.seq_q, problem.head_dim))
     dk = np.zeros((len(groups), problem.seq_k, problem.head_dim))
     dv = np.zeros((len(groups), problem.seq_k, problem.head_dim_v))
-    largest = dq_terms = dk_terms = 0.0
+    terms = {"dq": np.zeros(dq.shape), "dk": np.zeros(dk.shape), "dv": np.zeros(dv.shape)}
+    rounding = {name: np.zeros(array.shape) for name, array in terms.items()}
     step = max(1, _BLOCK_SCORES // problem.seq_k)
     with np.errstate(all="ignore"):  # NaN and inf in the input are counted by the caller, not warned of here
         for n, (b, kv_head) in enumerate(groups):
             k, v = (x[b, kv_head].astype(np.float64) for x in (inputs.k, inputs.v))
-            terms = np.zeros(k.shape)
             for h in range(problem.group):
                 head = kv_head * problem.group + h
                 for start in range(0, problem.seq_q, step):
@@ -80,44 +80,45 @@ def reference_gradients(
                         continue
                     q, grad = (x[b, head, rows].astype(np.float64) for x in (inputs.q, inputs.grad_output))
                     seen = visible(problem, b, rows, keys.start, keys.stop)
-                    of_keys = dk[n, keys], dv[n, keys], terms[keys]
-                    of_rows, sizes = _add_rows(problem, (q, k[keys], v[keys], grad), seen, of_keys)
-                    dq[n, h, rows] = of_rows
-                    largest, dq_terms = max(largest, sizes[0]), max(dq_terms, sizes[1])
-            dk_terms = max(dk_terms, float(terms.max()))
-    return ReferenceGradients(dq, dk, dv, largest, dq_terms, dk_terms)
+                    made = _rows(problem, (q, k[keys], v[keys], grad), seen)
+                    dq[n, h, rows], dk[n, keys], dv[n, keys] = made.dq, dk[n, keys] + made.dk, dv[n, keys] + made.dv
+                    for all_, of_rows in ((terms, made.terms), (rounding, made.rounding)):
+                        all_["dq"][n, h, rows] = of_rows["dq"]
+                        for name in ("dk", "dv"):
+                            all_[name][n, keys] += of_rows[name]
+    return ReferenceGradients(dq, dk, dv, terms, rounding)
 
 
-def _add_rows(
-    problem: AttentionProblem,
-    tensors: tuple[F64, F64, F64, F64],
-    seen: NDArray[np.bool_],
-    of_keys: tuple[F64, F64, F64],
-) -> tuple[F64, tuple[float, float]]:
-    """Return dQ of a block of rows, the largest scores' size and that of the terms of dQ.
-
-    What these rows give dK, dV and the terms of dK is added to ``of_keys``.
-    """
+def _rows(problem: AttentionProblem, tensors: tuple[F64, F64, F64, F64], seen: NDArray[np.bool_]) -> ReferenceGradients:
+    """Return dQ of a block of rows, and what these rows give dK and dV; ``tensors`` are q, k, v and grad_output."""
     q, k, v, grad = tensors
-    dk, dv, dk_terms = of_keys
-    scores, weights, total, _, largest = softmax(problem, q, k, seen)
-    weights = np.where(seen, weights / total[:, None], 0)
+    made = softmax(problem, q, k, seen)
+    weights = np.where(seen, made.weights / made.total[:, None], 0)
     grad_weights = grad @ v.T
     grad_scores = np.where(seen, weights * grad_weights, 0)
     grad_scores -= weights * grad_scores.sum(axis=1, keepdims=True)
+    slope: F64 = np.ones(seen.shape)
     if problem.softcap is not None:
-        grad_scores *= np.where(seen, 1 - (scores / problem.softcap) ** 2, 0)
-    grad_scores *= problem.scale
-    grad_scores = np.where(seen, grad_scores, 0)
-    dv += product(weights.T, grad, seen.T)
-    dk += product(grad_scores.T, q, seen.T)
-    sizes = np.where(seen, weights * (np.abs(grad) @ np.abs(v).T), 0)
-    sizes += weights * sizes.sum(axis=1, keepdims=True)
-    sizes *= abs(problem.scale)
-    dq_terms, more = _finite(sizes) @ _finite(np.abs(k)), _finite(sizes).T @ _finite(np.abs(q))
-    dk_terms += more
-    return product(grad_scores, k, seen), (largest, float(dq_terms.max()))
+        slope = np.where(seen, 1 - (made.scores / problem.softcap) ** 2, 0)
+        off_slope = _PARTS + slope * made.sizes / problem.softcap
+        off_slope *= np.abs(finite(grad_scores)) * abs(problem.scale)
+    grad_scores = np.where(seen, grad_scores * slope * problem.scale, 0)
 
-
-def _finite(values: F64) -> F64:
-    return np.where(np.isfinite(values), values, 0)
+    sure = finite(weights)
+    kept = np.abs(finite(made.lse)) / 2  # a float32 log-sum-exp, which weights are made from again, is off by so much
+    off_weights = moved(sure, made.sizes / 2) + (_PARTS + kept[:, None]) * sure
+    sizes = np.where(seen, np.abs(finite(grad)) @ np.abs(finite(v)).T, 0)  # of grad_weights, with nothing cancelled
+    of_row = ((off_weights + _PARTS * sure) * sizes).sum(axis=1, keepdims=True)
+    difference = np.abs(finite(grad_weights - (weights * grad_weights).sum(axis=1, keepdims=True)))
+    off_scores = off_weights * np.where(seen, difference, 0) + sure * (_PARTS * sizes + of_row)
+    off_scores *= abs(problem.scale) * slope
+    if problem.softcap is not None:
+        off_scores += off_slope
+    sizes_q, sizes_k, sizes_grad, size = (np.abs(finite(array)) for array in (q, k, grad, grad_scores))
+    return ReferenceGradients(
+        product(grad_scores, k, seen),
+        product(grad_scores.T, q, seen.T),
+        product(weights.T, grad, seen.T),
+        {"dq": size @ sizes_k, "dk": size.T @ sizes_q, "dv": sure.T @ sizes_grad},
+        {"dq": finite(off_scores) @ sizes_k, "dk": finite(off_scores).T @ sizes_q, "dv": off_weights.T @ sizes_grad},
+    )

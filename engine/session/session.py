@@ -207,7 +207,7 @@ class _Session:
         variant = turn.prepared.variant
         self._emit(KernelPrepared(case, turn.name, turn.predicted_bytes or 0, variant, turn.first_run_ms, scratch))
         self._tell_memory()
-        if not turn.verdict.verified:
+        if turn.verdict.verified is False:
             row = self._row(case, turn, Status.WRONG, turn.verdict.message)
             self._close(turn)
             self._end(turn, KernelFinished(case, turn.name, row))
@@ -246,7 +246,8 @@ class _Session:
                 message = "stopped while it was measured" if begun else "stopped before it was measured"
                 rows[turn.name] = self._row(case, turn, Status.CANCELLED, message, load)
             else:
-                rows[turn.name] = self._row(case, turn, Status.OK, "", load)
+                said = turn.verdict.message if turn.verdict else ""
+                rows[turn.name] = self._row(case, turn, Status.OK, said, load)
         for turn in open_turns:
             naive = rows.get(turn.kernel.naive) if turn.kernel else None
             self._end(turn, KernelFinished(case, turn.name, with_speedup(rows[turn.name], naive)))

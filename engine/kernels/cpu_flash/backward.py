@@ -18,6 +18,7 @@ queries, as in the forward pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from engine.kernels.cpu import (
     exceed_one,
     float32_cap,
     float32_scale,
+    largest_lse,
     needs_care,
     rows_of_gradients,
     run_timed,
@@ -49,6 +51,9 @@ _L2_SHARE = 1.0  # of L2, for weights and grad_scores
 _ENOUGH_ITEMS = 16  # fewer heads are cut into strips; not by the number of threads, so that results do not depend on it
 _MIN_KEYS = 256  # of a strip
 _SIGHT_BYTES = 17  # of which keys a row sees
+_Place = tuple[tuple[int, int], int, Sight, Tile]  # (batch, head), the first row of a block, what it sees, of a tile
+
+_FOLDED = 16.0  # log-sum-exp that goes into the product as one more column; larger ones would round the scores there
 _NOTHING = np.float32(1e30)  # log-sum-exp enough to leave no weight
 
 
@@ -80,13 +85,16 @@ class PreparedFlashBackward(PreparedGradients):
         self.variant = f"{self._rows}x{self._keys}"
         self._shown = shown_keys(problem)
         assert inputs.lse is not None
-        self._careful = needs_care(inputs)
+        self._careful = needs_care(inputs, problem.scale)
         self._exceed_one = exceed_one(inputs.lse)
+        self._far = largest_lse(inputs.lse) > _FOLDED  # so that rounding it would tell
         self._power, self._rest = split_scale(float32_scale(problem.scale))
         self._strips = _strips(problem)
         blocks = [slice(row, min(row + self._rows, problem.seq_q)) for row in range(0, problem.seq_q, self._rows)]
         of_batches: list[KeyNumbers | None] = [*self._shown] or [None]  # one for all, without a mask
         self._sights = [[Sight(problem, shown, 1, rows) for rows in blocks] for shown in of_batches]
+        self._sums: Array = np.empty((3, self._strips, *inputs.lse.shape) if self._far else 0, np.float32)
+        self._relative_to: tuple[Array, Array] = (self._sums, self._sums)
         self._partial: Array = np.empty((self._strips - 1, *problem.q_shape), np.float32)
         threads = worthwhile_threads(problem, device.limits, _items(problem))
         self._workspaces = [_Workspace(problem, self._rows, self._keys) for _ in range(threads)]
@@ -96,6 +104,10 @@ class PreparedFlashBackward(PreparedGradients):
 
         def once() -> None:
             self._deltas = rows_of_gradients(self._inputs)
+            if self._far:
+                self._sums[0], self._sums[1:] = -np.inf, 0
+                self._device.each(_items(self._problem), self._sum, should_stop, len(self._workspaces))
+                self._join_sums()
             self._device.each(_items(self._problem), self._strip, should_stop, len(self._workspaces))
             for partial in self._partial:
                 self._dq += partial
@@ -107,37 +119,94 @@ class PreparedFlashBackward(PreparedGradients):
         self._workspaces.clear()
         self._partial = np.empty(0, np.float32)
 
-    def _strip(self, worker: int, number: int, stopped: ShouldStop) -> None:
-        """Compute what a strip of keys gives. Strips with the first keys come first: if causal they take longest."""
-        problem, work = self._problem, self._workspaces[worker]
+    def _slices(self, work: _Workspace, number: int) -> Iterator[tuple[slice | KeyNumbers, Iterator[_Place]]]:
+        """The key slices of a strip, each taken into ``work``, and what the rows of each head see of it."""
+        problem = self._problem
         strip, pair = divmod(number, problem.batch * problem.kv_heads)
         batch, kv_head = divmod(pair, problem.kv_heads)
         heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
-        dq = self._dq if strip == 0 else self._partial[strip - 1]
-        dq[batch, heads.start : heads.stop] = 0
         shown = self._shown[batch] if self._shown else None
         count = problem.seq_k if shown is None else len(shown)
         first, stop = (round(count * part / self._strips) for part in (strip, strip + 1))
-        if shown is not None and strip == 0:
-            hidden = np.ones(problem.seq_k, np.bool_)
-            hidden[shown] = False
-            for gradient in (self._dk, self._dv):
-                gradient[batch, kv_head, hidden] = 0  # and no other: other strips may be there before this one
         sights = self._sights[batch % len(self._sights)]
         for start in range(first, stop, self._keys):
             keys = slice(start, min(start + self._keys, stop))
             index: slice | KeyNumbers = keys if shown is None else shown[keys]
             work.take_keys(self._inputs.k[batch, kv_head][index], self._inputs.v[batch, kv_head][index])
-            for head in heads:
-                for block, sight in enumerate(sights):
-                    if stopped():
-                        return
-                    tile = sight.tile(keys.start, keys.stop)
-                    if tile is not None:
-                        self._tile(work, (batch, head), block * self._rows, sight, tile, dq)
+            yield (
+                index,
+                (
+                    ((batch, head), block * self._rows, sight, tile)
+                    for head in heads
+                    for block, sight in enumerate(sights)
+                    if (tile := sight.tile(keys.start, keys.stop)) is not None
+                ),
+            )
+
+    def _strip(self, worker: int, number: int, stopped: ShouldStop) -> None:
+        """Compute what a strip of keys gives. Strips with the first keys come first: if causal they take longest."""
+        problem, work = self._problem, self._workspaces[worker]
+        strip, pair = divmod(number, problem.batch * problem.kv_heads)
+        batch, kv_head = divmod(pair, problem.kv_heads)
+        dq = self._dq if strip == 0 else self._partial[strip - 1]
+        dq[batch, kv_head * problem.group : (kv_head + 1) * problem.group] = 0
+        if self._shown and strip == 0:
+            hidden = np.ones(problem.seq_k, np.bool_)
+            hidden[self._shown[batch]] = False
+            for gradient in (self._dk, self._dv):
+                gradient[batch, kv_head, hidden] = 0  # and no other: other strips may be there before this one
+        for index, places in self._slices(work, number):
+            for place in places:
+                if stopped():
+                    return
+                self._tile(work, *place, dq)
             np.multiply(work.dk[: len(work.k)], self._rest, out=work.dk[: len(work.k)])
             self._dk[batch, kv_head, index] = work.dk[: len(work.k)]
             self._dv[batch, kv_head, index] = work.dv[: len(work.k)]
+
+    def _sum(self, worker: int, number: int, stopped: ShouldStop) -> None:
+        """Find each row's maximum over a strip of keys, and relative to it the sums of weights and their gradients.
+
+        Made of the very scores that the gradients are made of: those of the forward pass are rounded in another way.
+        """
+        work, strip = self._workspaces[worker], number // (self._problem.batch * self._problem.kv_heads)
+        tops, totals, deltas = self._sums[:, strip]
+        assert self._inputs.grad_output is not None
+        for _, places in self._slices(work, number):
+            for at, row, sight, tile in places:
+                if stopped():
+                    return
+                rows = slice(row + tile.rows.start, row + tile.rows.stop)
+                work.take_rows(self._inputs.q[*at, rows], self._inputs.grad_output[*at, rows], self._power)
+                scores, grad_weights = work.scores(rows.stop - rows.start)
+                self._far_scores(work, scores)
+                sight.hide(scores, tile, work.hidden)
+                top = np.maximum(tops[*at, rows], scores.max(axis=1))
+                known = np.where(np.isfinite(top), top, 0)
+                shrink = np.exp(tops[*at, rows] - known)
+                np.exp(np.subtract(scores, known[:, None], out=scores), out=scores)
+                totals[*at, rows] = totals[*at, rows] * shrink + scores.sum(axis=1)
+                np.matmul(work.grads[: len(scores), :-1], work.values[: len(work.k), :-1].T, out=grad_weights)
+                deltas[*at, rows] = deltas[*at, rows] * shrink + np.vecdot(scores, grad_weights)
+                tops[*at, rows] = top
+
+    def _join_sums(self) -> None:
+        """Make one maximum, one log of the sum and one sum of the gradients of each row out of those of the strips."""
+        tops, totals, deltas = self._sums
+        top = tops.max(axis=0)
+        known = np.where(np.isfinite(top), top, 0)
+        shrink = np.exp(tops - known)
+        total = (totals * shrink).sum(axis=0)
+        total = np.where(total > 0, total, 1)
+        self._relative_to = known, np.log(total)
+        self._deltas = (deltas * shrink).sum(axis=0) / total
+
+    def _far_scores(self, work: _Workspace, out: Array) -> None:
+        """Write the scores of the rows and keys in ``work``, the same bits whenever it is called."""
+        np.matmul(work.queries[: len(out), :-1], work.k.T, out=out)
+        out *= np.float32(self._rest)
+        if self._problem.softcap is not None:
+            apply_softcap(out, self._problem.softcap)
 
     def _tile(self, work: _Workspace, at: tuple[int, int], row: int, sight: Sight, tile: Tile, dq: Array) -> None:
         """Add what the rows of a block and the keys of a tile give each other. ``row`` is the block's first one."""
@@ -152,19 +221,22 @@ class PreparedFlashBackward(PreparedGradients):
         grads[:, -1] = -self._deltas[*at, rows]
         weights, grad_scores = work.scores(len(lse))
         np.matmul(grads, work.values[: len(work.k)].T, out=grad_scores)
-        if problem.softcap is None:
+        if problem.softcap is None and not self._far:
             queries[:, -1] = -lse / np.float32(rest)
             np.matmul(queries, work.keys[: len(work.k)].T, out=weights)
             if rest != 1:
                 weights *= np.float32(rest)
         else:
+            self._far_scores(work, weights)
+        if problem.softcap is not None:
             cap = float32_cap(problem.softcap)
-            np.matmul(queries[:, :-1], work.k.T, out=weights)
-            weights *= np.float32(rest)
-            apply_softcap(weights, problem.softcap)
             slope = np.divide(weights, np.float32(cap), out=work.slope(len(lse)))
             slope *= slope
             grad_scores *= np.subtract(1, slope, out=slope)
+        if self._far:
+            for part in self._relative_to:
+                weights -= np.where(sight.blind[tile.rows], _NOTHING, part[*at, rows])[:, None]
+        elif problem.softcap is not None:
             weights -= lse[:, None]
         sight.hide(weights, tile, work.hidden)
         if self._exceed_one:

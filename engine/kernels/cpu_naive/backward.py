@@ -63,7 +63,7 @@ class PreparedNaiveBackward(PreparedGradients):
         self._weights: Array = np.empty(shape, np.float32)
         self._grad_scores: Array = np.empty(shape, np.float32)
         self._hidden = hidden_keys(problem)
-        self._careful = needs_care(inputs)
+        self._careful = needs_care(inputs, problem.scale)
         assert inputs.lse is not None
         self._exceed_one = exceed_one(inputs.lse)
         self._relative_to = np.where(np.isneginf(inputs.lse), 0, inputs.lse)[..., None]
