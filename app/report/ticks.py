@@ -10,6 +10,8 @@ from app.report.units import significant
 
 Ticks = list[tuple[float, str]]
 _MOST = 6
+_SMALL, _LARGE = 1e-300, 1e300  # spans beyond which steps cannot be computed
+_DECADES = 307
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -26,21 +28,25 @@ def whole_bytes(value: float) -> str:
 
 
 def linear(low: float, high: float) -> Ticks:
-    """Return marks at steps of 1, 2 or 5 times a power of ten."""
+    """Return marks at steps of 1, 2 or 5 times a power of ten; the ends alone where a float has no such step."""
+    if not _SMALL < high - low < _LARGE:
+        return [(low, plain(low)), (high, plain(high))]
     decade = 10.0 ** math.floor(math.log10((high - low) / _MOST))
     step = next(decade * factor for factor in (1, 2, 5, 10) if decade * factor * _MOST >= high - low)
     return _multiples(step, low, high, plain)
 
 
 def linear_bytes(low: float, high: float) -> Ticks:
-    """Return marks at steps of a power of two bytes."""
+    """Return marks at steps of a power of two bytes; the ends alone where a float has no such step."""
+    if not _SMALL < high - low < _LARGE:
+        return [(low, whole_bytes(low)), (high, whole_bytes(high))]
     return _multiples(2.0 ** math.ceil(math.log2((high - low) / _MOST)), low, high, whole_bytes)
 
 
 def logarithmic(low: float, high: float) -> Ticks:
     """Return marks between positive numbers for an axis of log10: powers of ten, and 2 and 5 where there is room."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    stride = max(1, math.ceil(math.log10(high / low) / _MOST))
+    decades = range(max(-_DECADES, math.floor(math.log10(low))), min(_DECADES, math.ceil(math.log10(high))) + 1)
+    stride = max(1, math.ceil((math.log10(high) - math.log10(low)) / _MOST))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         marks = [f * 10.0**d for d in decades if d % stride == 0 for f in factors if low <= f * 10.0**d <= high]
         if len(marks) <= _MOST:
@@ -57,7 +63,7 @@ def logarithmic_bytes(low: float, high: float) -> Ticks:
 
 def chosen(values: list[int]) -> Ticks:
     """Return marks at the values themselves for an axis of log10, leaving out those that would run together."""
-    span = math.log10(values[-1] / values[0]) or 1.0
+    span = math.log10(values[-1]) - math.log10(values[0]) or 1.0
     marks: Ticks = []
     for value in values:
         if not marks or math.log10(value) - marks[-1][0] >= span / 9:

@@ -23,6 +23,8 @@ from app.window.dialogs.shortcuts import Shortcuts
 from app.window.engine_thread import EngineBridge, EngineState
 from app.window.files.autosave import Autosave
 from app.window.files.files import Files
+from app.window.look.plain import plain_labels
+from app.window.look.wheel import guard_fields
 from app.window.notices import Notices, Tone
 from app.window.results.log_panel import LogPanel
 from app.window.results.results_panel import ResultsPanel
@@ -74,6 +76,8 @@ class MainWindow(QMainWindow):
         self._tick = QTimer(self)
         self._tick.timeout.connect(self._drain)
         self._lay_out()
+        plain_labels(self)
+        guard_fields(self)
         self._connect()
         self._remember()
         self._show_state(bridge.state)

@@ -14,6 +14,8 @@ def significant(value: float, digits: int = 3) -> str:
     rounded = float(f"{value:.{digits - 1}e}")
     if rounded == 0:
         return "0"
+    if not math.isfinite(rounded):  # rounded up beyond the largest float
+        return f"{value:,.0f}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{rounded:,.{decimals}f}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, QSize, Qt, Signal, Slot
@@ -14,6 +14,7 @@ from app.window.look.appearance import appearance
 
 _STEP = 0.1  # of the view, that an arrow moves
 _ZOOM = 0.8
+_ROOM = 1.5  # of the data's span, that a view shows at most
 _CROSSHAIR_STEP = 0.01  # of the view
 _GRID = 110  # of 255
 _HELP = (
@@ -21,6 +22,33 @@ _HELP = (
     "Keys: arrows move, + and − zoom, X and Y zoom one axis (with Shift out), Home fits, comma and full stop "
     "move the crosshair."
 )
+
+
+class DataView(pg.ViewBox):
+    """A view box that zooming out leaves near its data: beyond, there is nothing to see and no number to mark."""
+
+    def scaleBy(  # noqa: N802
+        self,
+        s: Sequence[float | None] | None = None,
+        center: object = None,
+        x: float | None = None,
+        y: float | None = None,
+    ) -> None:
+        """Show ``x`` and ``y`` times as much, or as ``s`` says for both, but no more than ``_ROOM`` times the data."""
+        if s is not None:
+            x, y = s[0], s[1]
+        bounds = self.childrenBounds() or (None, None)
+        factors = (
+            factor if factor is None or factor <= 1 else self._bounded(factor, shown, data)
+            for factor, shown, data in zip((x, y), self.viewRange(), bounds, strict=True)
+        )
+        super().scaleBy(center=center, **dict(zip("xy", factors, strict=True)))
+
+    @staticmethod
+    def _bounded(factor: float, shown: Sequence[float], data: Sequence[float] | None) -> float:
+        span = shown[1] - shown[0]
+        most = _ROOM * (data[1] - data[0]) if data is not None and data[1] > data[0] else span
+        return max(1.0, min(factor, most / span)) if span > 0 else 1.0
 
 
 class Chart(pg.PlotWidget):
@@ -33,7 +61,8 @@ class Chart(pg.PlotWidget):
     ) -> None:
         self.x_axis = Axis("bottom", log=log_x)
         self.y_axis = Axis("left", log=log_y, of_bytes=bytes_y)
-        super().__init__(parent, axisItems={"bottom": self.x_axis, "left": self.y_axis})
+        axes = {"bottom": self.x_axis, "left": self.y_axis}
+        super().__init__(parent, viewBox=DataView(), axisItems=axes)
         self.pen_scale = 1.0
         self.in_vectors = False  # marks as paths, for a picture, in place of copies of one drawing
         self._crosshair = pg.InfiniteLine(angle=90)

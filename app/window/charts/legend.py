@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolButton, QWidget
 
 from app.window.look.appearance import appearance
 from app.window.look.icons import kernel_icon
+from app.window.look.plain import plain_caption, plain_tip
 
 _PIXELS = 48
 
@@ -55,7 +56,7 @@ class KernelLegend(QWidget):
 
     def _button(self, kernel: str) -> QToolButton:
         button = QToolButton()
-        button.setText(kernel)
+        button.setText(plain_caption(kernel))
         button.setIcon(_icon(kernel))
         button.setProperty("role", "legend")
         button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
@@ -63,7 +64,7 @@ class KernelLegend(QWidget):
         button.setCheckable(True)
         button.setChecked(kernel not in self.hidden)
         button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        button.setToolTip(f"Shows or hides {kernel}; rest here to bring it out among the others.")
+        button.setToolTip(plain_tip(f"Shows or hides {kernel}; rest here to bring it out among the others."))
         button.setProperty("kernel", kernel)
         button.installEventFilter(self)
         button.toggled.connect(lambda shown: self._switch(kernel, shown))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QComboBox, QDialog, QDialogButtonBox, QFormLayout, QLabel, QSpinBox, QWidget
 
+from app.window.look.wheel import guard_fields
+
 MOST = 8
 
 
@@ -46,6 +48,7 @@ class ExportPicture(QDialog):
         self._format.currentIndexChanged.connect(self._describe)
         self._scale.valueChanged.connect(self._describe)
         self._describe()
+        guard_fields(self)
 
     @property
     def kind(self) -> PictureKind:

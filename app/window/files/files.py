@@ -17,6 +17,7 @@ from app.window.dialogs.export_picture import ExportPicture
 from app.window.files import autosave, questions
 from app.window.files.autosave import Autosave, Kept
 from app.window.files.questions import Answer
+from app.window.look.plain import plain_caption, plain_tip
 from app.window.notices import Notices, Tone
 from app.window.results.session_data import SessionData
 from app.window.settings import SettingsStore
@@ -65,10 +66,10 @@ class Files(QObject):
     def fill_recent(self, menu: QMenu) -> None:
         """Put the runs that were opened or saved last into a menu."""
         for number, path in enumerate(self._store.settings.recent, 1):
-            name = Path(path).name.replace("&", "&&")
+            name = plain_caption(Path(path).name)
             text = f"&{number % 10}  {name}"
             action = menu.addAction(text, partial(self.open, [path]))
-            action.setToolTip(path)
+            action.setToolTip(plain_tip(path))
             action.setStatusTip(path)
         if menu.isEmpty():
             menu.addAction("No run was opened or saved yet").setEnabled(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QMessageBox, QWidget
 
 
@@ -43,6 +44,7 @@ def may_overwrite(parent: QWidget, path: Path) -> bool:
     box.setInformativeText(f"It lies in {path.parent}. Overwriting replaces what it holds.")
     overwrite = box.addButton("&Overwrite", QMessageBox.ButtonRole.DestructiveRole)
     box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
+    box.setTextFormat(Qt.TextFormat.PlainText)
     box.exec()
     return box.clickedButton() is overwrite
 
@@ -55,6 +57,7 @@ def what_of_unsaved(parent: QWidget, what: str) -> Answer:
     discard = box.addButton("&Don't save", QMessageBox.ButtonRole.DestructiveRole)
     box.addButton(QMessageBox.StandardButton.Cancel)
     box.setDefaultButton(save)
+    box.setTextFormat(Qt.TextFormat.PlainText)
     box.exec()
     if box.clickedButton() is save:
         return Answer.SAVE

@@ -13,6 +13,7 @@ from app.report.columns import KERNEL, STATUS, UNKNOWN, WHERE, Column
 from app.window.look.appearance import appearance
 from app.window.look.icons import kernel_icon, status_colour, status_icon
 from app.window.look.local_numbers import localised
+from app.window.look.plain import plain_tip
 from engine.records.results import Row, Status
 from engine.storage.csv_report import cell
 
@@ -117,7 +118,8 @@ class RowTable(QAbstractTableModel):
             case Qt.ItemDataRole.TextAlignmentRole:
                 return _ALIGN_RIGHT if column.right else _ALIGN_LEFT
             case Qt.ItemDataRole.ToolTipRole:
-                return "\n".join(filter(None, (entry.row.message, *entry.row.warnings.split("; ")))) or column.meaning
+                said = "\n".join(filter(None, (entry.row.message, *entry.row.warnings.split("; "))))
+                return plain_tip(said) or column.meaning
             case _ if role == SORT_ROLE:
                 return entry.value(column)
             case _ if role == COPY_ROLE:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QLabel, QLineEdit, QVBoxLayout, QWidget
 
+from app.window.look.plain import plain_tip
+
 
 class Labelled(QWidget):
     """A widget under a label of two words: what it is, and in which unit."""
@@ -52,7 +54,7 @@ class TextField(Labelled):
 
     def complain(self, sentence: str) -> None:
         """Mark the field as wrong, or as right with an empty sentence."""
-        self.setToolTip(sentence or self._meaning)
+        self.setToolTip(plain_tip(sentence or self._meaning))
         if self.edit.property("wrong") != bool(sentence):
             self.edit.setProperty("wrong", bool(sentence))
             self.edit.style().polish(self.edit)

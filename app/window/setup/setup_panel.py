@@ -32,6 +32,7 @@ from app.plan.options import DIRECTIONS
 from app.plan.presets import presets
 from app.report.units import operations, remaining, significant, size
 from app.window.look.local_numbers import localised
+from app.window.look.plain import plain_tip
 from app.window.setup.device_box import DeviceBox
 from app.window.setup.kernel_picker import KernelPicker
 from app.window.setup.labelled import Labelled, TextField
@@ -102,6 +103,7 @@ class SetupPanel(QWidget):
         self.forget_button = QPushButton("Back to random tensors")
         self.copy_button = QPushButton("Copy as command line")
         self._file = QLabel()
+        self._file.setTextFormat(Qt.TextFormat.RichText)  # of what it shows, what is from outside is escaped
         self._cost = QLabel()
         self._estimate = QLabel()
         self._later = QTimer(self, singleShot=True, interval=_WAIT_MS)
@@ -338,7 +340,7 @@ class SetupPanel(QWidget):
         self.forget_button.setVisible(from_file)
         if self._preview is not None:
             self._file.setText(_described(setup, self._preview))
-            self._file.setToolTip(setup.tensors)
+            self._file.setToolTip(plain_tip(setup.tensors))
         numbers = (n for n, preset in enumerate(self._presets) if setup == setup.with_preset(preset))
         self.preset.setCurrentIndex(next(numbers, -1))
         self._stale = True

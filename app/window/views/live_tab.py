@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 from PySide6.QtCore import QElapsedTimer, QSignalBlocker, Qt
 from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPushButton, QSizePolicy, QSplitter, QVBoxLayout, QWidget
 
@@ -54,6 +56,7 @@ class LiveTab(ChartTab):
         self.readout = QLabel()
         self.readout.setTextFormat(Qt.TextFormat.RichText)
         self._lines = QLabel()
+        self._lines.setTextFormat(Qt.TextFormat.RichText)
         self._lines.setProperty("role", "muted")
         self._lines.setToolTip(
             "Resident memory is what the operating system counts for the worker process; GPU memory is what kernels "
@@ -243,7 +246,7 @@ class LiveTab(ChartTab):
             colour = appearance().palette.kernel(kernel)
             number = f" #{place + 1}" if self.latency.by_time else ""
             parts.append(
-                f"<span style='color:{colour}'>■</span> {kernel}{number} "
+                f"<span style='color:{colour}'>■</span> {html.escape(kernel)}{number} "
                 f"<b>{localised(duration(columns['wall_ms'][place]))}</b>"
             )
         where = f"at {duration(x * 1e3)}" if self.latency.by_time else f"sample {round(x)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.report import ticks
@@ -81,3 +81,28 @@ def test_texts_are_round() -> None:
     assert [text for _, text in ticks.linear_bytes(0.0, 3.67 * 2**20)] == ["0", "1 MiB", "2 MiB", "3 MiB"]
     assert [text for _, text in ticks.logarithmic(0.2, 11_000)] == ["1", "10", "100", "1,000", "10,000"]
     assert [text for _, text in ticks.logarithmic_bytes(4e5, 9e6)] == ["512 KiB", "1 MiB", "2 MiB", "4 MiB", "8 MiB"]
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(one=FINITE, other=FINITE)
+@example(one=0.0, other=5e-324)
+@example(one=-1e308, other=1e308)
+@example(one=-1.7e308, other=1.79e308)
+def test_any_two_floats_have_marks_between_them(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    if low < high:
+        for marks in (ticks.linear, ticks.linear_bytes):
+            found = marks(low, high)
+            assert len(found) <= 10
+            assert all(math.isfinite(place) and text for place, text in found)
+
+
+@given(one=st.floats(5e-324, 1.79e308), other=st.floats(5e-324, 1.79e308))
+@example(one=1e-200, other=1e200)
+@example(one=1e-320, other=1e-3)
+def test_any_two_positive_floats_have_marks_of_log10_between_them(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    for marks in (ticks.logarithmic, ticks.logarithmic_bytes):
+        assert all(math.isfinite(place) and text for place, text in marks(low, high))

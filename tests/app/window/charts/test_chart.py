@@ -224,3 +224,20 @@ def test_an_svg_holds_text_and_paths_with_plain_pens_and_clips_to_the_view(chart
     words = {"".join(element.itertext()).strip() for element in root.iter(f"{namespace}text")}
     assert {"sample", "latency"} <= words
     assert not list(root.iter(f"{namespace}image"))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_zooming_out_stops_near_the_data(qtbot: QtBot, log: bool) -> None:
+    chart = Chart(log_x=log, log_y=log)
+    qtbot.addWidget(chart)
+    chart.resize(500, 300)
+    chart.plot(np.linspace(1.0, 2.0, 50), np.linspace(-1.0, 3.0, 50))
+    chart.show()
+    for _ in range(60):
+        chart.view.scaleBy((1.5, 1.5))  # as a notch of the wheel does
+        chart.grab()
+    across, up = span(chart)
+    assert across <= 1.5 * 1.0 + 1e-9
+    assert up <= 1.5 * 4.0 + 1e-9
+    chart.zoom(0.5, 0.5)
+    assert span(chart)[0] < across
