@@ -13,8 +13,8 @@ from PySide6.QtWidgets import QApplication
 
 from app.report import sweep_lines, ticks
 from app.report.bar_scale import BarScale
-from app.report.outcome import CaseRows, distinct
-from app.report.theme import INK, MUTED, PAPER, RULE, kernel_colour
+from app.report.outcome import CaseRows, distinct, whisker
+from app.report.theme import INK, MUTED, PAPER, RULE, kernel_colour, on_cpu
 from app.report.units import duration, size
 from engine.records.results import Row
 
@@ -46,7 +46,7 @@ def pen(colour: str, width: float, style: Qt.PenStyle = Qt.PenStyle.SolidLine) -
 def line_pen(kernel: str) -> QPen:
     """Return the pen of a kernel's line; CPU kernels are dashed, so that a GPU line under them still shows."""
     line = pen(kernel_colour(kernel), 1.8)
-    if kernel.startswith("cpu"):
+    if on_cpu(kernel):
         line.setCapStyle(Qt.PenCapStyle.FlatCap)
         line.setDashPattern([4, 4])
     return line
@@ -54,12 +54,12 @@ def line_pen(kernel: str) -> QPen:
 
 def mark_brush(kernel: str) -> QColor:
     """Return the filling of a kernel's marks: paper for CPU kernels, the kernel's colour for the others."""
-    return QColor(PAPER if kernel.startswith("cpu") else kernel_colour(kernel))
+    return QColor(PAPER if on_cpu(kernel) else kernel_colour(kernel))
 
 
 def mark_size(kernel: str) -> float:
     """Return the side of a kernel's marks: smaller for CPU kernels, for the same reason."""
-    return 7.0 if kernel.startswith("cpu") else 10.0
+    return 7.0 if on_cpu(kernel) else 10.0
 
 
 class _Grid:
@@ -142,14 +142,14 @@ class Bars(_Grid):
         labels = max(_LABELS_WIDTH, *(_name_width(row, case) for case, row in named))
         panel = (width - labels - _GAP) / 2
         self.columns((labels, panel, _GAP, panel))
-        ends = [row.wall_ms_median and row.wall_ms_median + (row.wall_ms_iqr or 0) / 2 for row in rows]
+        ends = [row.wall_ms_median and max(row.wall_ms_median, *(whisker(row) or (0.0,))) for row in rows]
         latency = BarScale.over(ends)
         memory = BarScale.over([figure for row in rows for figure in (row.peak_bytes, row.scratch_bytes)])
         names, times, bytes_ = (
             self.view(column, ends, (-0.5, len(rows) - 0.5))
             for column, ends in ((0, (0.0, 1.0)), (1, latency.ends), (3, memory.ends))
         )
-        self.title("Latency", f"ms, median, whiskers: IQR{_log_scale(latency)}", 1)
+        self.title("Latency", f"ms, median, whiskers: quartiles{_log_scale(latency)}", 1)
         self.title("Memory", f"peak (pale) and scratch (full){_log_scale(memory)}", 3)
         self.axis("bottom", times, latency.marks(of_bytes=False), 1)
         self.axis("bottom", bytes_, memory.marks(of_bytes=True), 3)
@@ -182,11 +182,12 @@ def _latency_bar(view: pg.ViewBox, scale: BarScale, place: int, row: Row) -> Non
     if not row.wall_ms_median:
         _text(view, scale.at(scale.low), place, f"<span style='{_css(13, MUTED)}'>not timed</span>")
         return
-    median, half = row.wall_ms_median, (row.wall_ms_iqr or 0.0) / 2
+    median = row.wall_ms_median
+    first, third = whisker(row) or (median, median)
     _bar(view, scale, median, place, 0.56, QColor(kernel_colour(row.kernel)))
-    low, high = scale.at(median - half), scale.at(median + half)
+    low, high = scale.at(first), scale.at(third)
     cap = [place - 0.1, place + 0.1]
-    for xs, ys in (([low, high], [place, place]), ([low, low], cap), ([high, high], cap)):
+    for xs, ys in (([low, high], [place, place]), ([low, low], cap), ([high, high], cap)) if whisker(row) else ():
         view.addItem(pg.PlotCurveItem(xs, ys, pen=pen(INK, 1.2), antialias=True))
     beside = "" if row.gpu_ms_median is None else f"GPU clock {duration(row.gpu_ms_median)}"
     _text(view, high, place, _figures(duration(median), beside))
@@ -236,7 +237,7 @@ class Lines(_Grid):
         rows = [row for group in groups for row in group.rows]
         times = [row.wall_ms_median for row in rows if row.wall_ms_median]
         sizes = [float(figure) for row in rows for figure in (row.peak_bytes, row.scratch_bytes) if figure]
-        self.title("Latency", "ms, median of the wall clock, whiskers: IQR", 0, 2)
+        self.title("Latency", "ms, median of the wall clock, whiskers: quartiles", 0, 2)
         self.title("Memory", "peak (marks) and scratch (dotted)", 3, 2)
         swept = sweep_lines.swept(groups)
         value = sweep_lines.AXES[swept]
@@ -268,10 +269,11 @@ def _padded(values: Sequence[int]) -> tuple[float, float]:
 
 
 def _latency_line(view: pg.ViewBox, kernel: str, points: Sequence[tuple[int, Row]], symbol: str) -> None:
-    known = [(math.log10(x), row.wall_ms_median, row.wall_ms_iqr or 0.0) for x, row in points if row.wall_ms_median]
-    for x, median, iqr in known:
-        ends = [math.log10(max(median - iqr / 2, median / 10)), math.log10(median + iqr / 2)]
-        view.addItem(pg.PlotCurveItem([x, x], ends, pen=pen(kernel_colour(kernel), 1.2), antialias=True))
+    known = [(math.log10(x), row.wall_ms_median, whisker(row)) for x, row in points if row.wall_ms_median]
+    for x, _, ends in known:
+        if ends and ends[0] > 0:
+            heights = [math.log10(end) for end in ends]
+            view.addItem(pg.PlotCurveItem([x, x], heights, pen=pen(kernel_colour(kernel), 1.2), antialias=True))
     _line(view, kernel, [(x, math.log10(median)) for x, median, _ in known], symbol)
 
 

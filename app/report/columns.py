@@ -57,7 +57,7 @@ MEDIAN = Column(
     significant,
 )
 IQR = Column(
-    "±IQR ms",
+    "IQR ms",
     "The middle half of the samples lies within a range this wide: the smaller, the steadier.",
     lambda row: None if row.samples == 1 else row.wall_ms_iqr,
     lambda value: significant(value, 2),

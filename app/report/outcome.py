@@ -24,6 +24,21 @@ class CaseRows:
     rows: tuple[Row, ...]
 
 
+_NEAR = 0.1  # two kernels further apart are never called level, however much they vary
+_MOST_OF_A_REASON = 100  # characters, in the answer
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text on one line, without its full stop, cut where it is longer than ``most`` characters."""
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def whisker(row: Row) -> tuple[float, float] | None:
+    """Return the ends of the latency's whisker, the first and third quartile in ms; None where they say nothing."""
+    return None if row.samples == 1 else row.wall_ms_quartiles
+
+
 def by_case(plan: Plan, rows: Iterable[Row]) -> tuple[CaseRows, ...]:
     """Return the rows of a session case by case; cases without a row are left out.
 
@@ -160,14 +175,32 @@ def lead(standings: Iterable[Standing]) -> str:
 def answer(groups: Sequence[CaseRows]) -> str:
     """Return who won and by how much, in one sentence about wall-clock medians of rows with status ``ok``.
 
-    Of both directions there are two, a line each. What was stopped might have been the fastest: of a single case the
-    sentence says so, of several it has no winner.
+    What failed or is wrong is named too. Of both directions there are two, a line each. What was stopped might have
+    been the fastest: of a single case the sentence says so, of several it has no winner.
     """
     of_direction: dict[str, list[CaseRows]] = {}
     for group in groups:
         of_direction.setdefault(group.case.problem.direction, []).append(group)
     if len(of_direction) > 1:
         return "\n".join(f"{direction.capitalize()}: {answer(those)}" for direction, those in of_direction.items())
+    return " ".join(filter(None, (_won(groups), _failures(groups))))
+
+
+def _failures(groups: Sequence[CaseRows]) -> str:
+    """Which kernels failed or are wrong, in a sentence each; of several cases in how many."""
+    said = []
+    for status, words in ((Status.FAILED, "failed"), (Status.WRONG, "is wrong")):
+        rows = [row for group in groups for row in group.rows if row.status is status]
+        for kernel, count in Counter(row.kernel for row in rows).items():
+            if len(groups) > 1:
+                said.append(f"{kernel} {words} in {_cases(count, len(groups))}.")
+            else:
+                why = next(row.message for row in rows if row.kernel == kernel)
+                said.append(f"{kernel} {words}{': ' * bool(why)}{shortened(why, _MOST_OF_A_REASON)}.")
+    return " ".join(said)
+
+
+def _won(groups: Sequence[CaseRows]) -> str:
     stopped = sum(map(_stopped, groups))
     rankings = [ranking for group in groups if (ranking := _ranking(group))]
     if not rankings:
@@ -209,7 +242,9 @@ def _answer_for_case(ranking: list[Standing]) -> str:
     runner_up, *others = ranking[1:]
     leads = [f"{ratio(runner_up.median / best)} as fast as {runner_up.kernel}"]
     leads += [f"{ratio(other.median / best)} {other.kernel}" for other in others]
-    return f"{winner.kernel} is fastest: {duration(best)}, {_listed(leads)} (wall clock)."
+    wide = [other.kernel for other in ranking[1:] if _open(winner, other)]
+    doubt = f"; {_listed(wide)} varied by more than that" if wide else ""
+    return f"{winner.kernel} is fastest: {duration(best)}, {_listed(leads)} (wall clock){doubt}."
 
 
 def _answer_for_stopped(finished: list[Standing]) -> str:
@@ -252,6 +287,11 @@ def _cases(count: int, cases: int) -> str:
 
 
 def _level(first: Standing, other: Standing) -> bool:
+    """Whether two medians are within ``_NEAR`` of each other and closer than their spread."""
+    return _open(first, other) and other.median <= (1 + _NEAR) * first.median
+
+
+def _open(first: Standing, other: Standing) -> bool:
     """Whether two medians differ by no more than half the sum of their interquartile ranges."""
     return other.median - first.median <= (first.iqr + other.iqr) / 2
 

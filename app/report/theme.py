@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.kernels import registry
+
 # Okabe and Ito's palette (2008): safe for all common kinds of colour blindness. Flash is strong, naive is warm.
 _KERNEL_COLOURS = {
     "gpu-flash": "#0072B2",
@@ -92,6 +94,13 @@ DARK = Palette(
 
 # The picture that the command line draws is on light paper, whatever the screen
 INK, MUTED, RULE, PAPER = LIGHT.ink, LIGHT.muted, LIGHT.rule, LIGHT.paper
+
+
+def on_cpu(kernel: str) -> bool:
+    """Return whether the kernel runs on the processor, as its lines and marks say; an unknown one by its name."""
+    if kernel in registry.kernel_names():
+        return registry.get_kernel(kernel).device_kind == "cpu"
+    return kernel.startswith("cpu")
 
 
 def kernel_colour(kernel: str) -> str:

@@ -92,7 +92,7 @@ _TIMES = (
     _Column("device", lambda row: Text(row.adapter_type) if row.adapter_type else _UNKNOWN, right=False),
     _Column("status", _status, right=False),
     _Column("wall ms", lambda row: _number(row.wall_ms_median)),
-    _Column("±IQR", lambda row: _number(None if row.samples == 1 else row.wall_ms_iqr, 2)),
+    _Column("IQR", lambda row: _number(None if row.samples == 1 else row.wall_ms_iqr, 2)),
     _Column("gpu ms", lambda row: _number(row.gpu_ms_median)),
 )
 _VS_NAIVE = _Column("vs naive", lambda row: _speedup(row.speedup_vs_naive))

@@ -25,6 +25,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     minimum: float
     p90: float
     p99: float | None
+    quartiles: tuple[float, float]
     iqr: float
     relative_spread: float
     outliers: int
@@ -47,6 +48,7 @@ def summarise(values: Sequence[float]) -> Summary:
         minimum=float(array.min()),
         p90=p90,
         p99=float(np.percentile(array, 99)) if len(array) >= P99_SAMPLES else None,
+        quartiles=(q1, q3),
         iqr=iqr,
         relative_spread=iqr / median if median else math.inf,
         outliers=beyond(1.5),

@@ -52,7 +52,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the report; its fields are the CSV's columns, in order. None where unknown.
+    """One row of the report; its fields are the CSV's columns, in order, but for ``NOT_COLUMNS``. None where unknown.
 
     Times are milliseconds, sizes bytes. ``gflops`` uses the GPU clock where ``clock`` is ``gpu``, else wall time.
     """
@@ -97,6 +97,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     wall_ms_p90: float | None = None
     wall_ms_p99: float | None = None
     wall_ms_iqr: float | None = None
+    wall_ms_quartiles: tuple[float, float] | None = None
     outliers: int | None = None
     gpu_ms_median: float | None = None
     gpu_ms_min: float | None = None
@@ -127,4 +128,5 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     os: str
 
 
-COLUMNS: tuple[str, ...] = Row.__struct_fields__
+NOT_COLUMNS = ("wall_ms_quartiles",)  # what charts draw, and the CSV gives by the samples
+COLUMNS: tuple[str, ...] = tuple(name for name in Row.__struct_fields__ if name not in NOT_COLUMNS)

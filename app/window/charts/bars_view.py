@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.report import ticks
 from app.report.bar_scale import BarScale
+from app.report.outcome import whisker
 from app.report.theme import Palette, mixed
 from app.report.units import duration, size
 from app.window.look.appearance import appearance
@@ -108,7 +109,7 @@ class BarsView(QWidget):
         width = (self.width() - _NAMES - _GAP) / 2
         height = self._row_height() * len(self._rows)
         rows = self._rows
-        ends = [row.wall_ms_median and row.wall_ms_median + (row.wall_ms_iqr or 0) / 2 for row in rows]
+        ends = [row.wall_ms_median and max(row.wall_ms_median, *(whisker(row) or (0.0,))) for row in rows]
         sizes = [figure for row in rows for figure in (row.peak_bytes, row.scratch_bytes)]
         return (
             _Panel(QRectF(_NAMES, _TITLE, width, height), BarScale.over(ends)),
@@ -138,7 +139,7 @@ class _Drawing:
     def titles(self, latency: _Panel, memory: _Panel) -> None:
         """Draw the two panels' titles, axes and rules."""
         for panel, title, explained, of_bytes in (
-            (latency, "Latency", "median wall ms, whiskers: IQR", False),
+            (latency, "Latency", "median wall ms, whiskers: quartiles", False),
             (memory, "Memory", "peak (pale) and scratch (full)", True),
         ):
             log = ", log scale" if panel.scale.log else ""
@@ -175,13 +176,15 @@ class _Drawing:
         if not row.wall_ms_median:
             self._none(panel, band, "not timed")
             return
-        median, half = row.wall_ms_median, (row.wall_ms_iqr or 0.0) / 2
+        median = row.wall_ms_median
+        first, third = whisker(row) or (median, median)
         self._bar(panel, band, median, 0.56, self._colour(row.kernel))
-        low, high, middle = panel.x(median - half), panel.x(median + half), band.center().y()
-        self._painter.setPen(QPen(QColor(self._palette.ink), 1.2))
-        self._painter.drawLine(QPointF(low, middle), QPointF(high, middle))
-        for x in (low, high):
-            self._painter.drawLine(QPointF(x, middle - 4), QPointF(x, middle + 4))
+        low, high, middle = panel.x(first), panel.x(third), band.center().y()
+        if whisker(row):
+            self._painter.setPen(QPen(QColor(self._palette.ink), 1.2))
+            self._painter.drawLine(QPointF(low, middle), QPointF(high, middle))
+            for x in (low, high):
+                self._painter.drawLine(QPointF(x, middle - 4), QPointF(x, middle + 4))
         beside = "" if row.gpu_ms_median is None else f"GPU clock {duration(row.gpu_ms_median)}"
         self._figures(panel, band, max(high, panel.x(median)), duration(median), beside)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal, Slot
-from PySide6.QtGui import QIcon
+from PySide6.QtGui import QHideEvent, QIcon
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolButton, QWidget
 
 from app.window.look.appearance import appearance
@@ -54,6 +54,11 @@ class KernelLegend(QWidget):
             self._highlight(None)
         return False
 
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Let go of what was brought out: a button that goes with its tab is not left by the pointer."""
+        super().hideEvent(event)
+        self._highlight(None)
+
     def _button(self, kernel: str) -> QToolButton:
         button = QToolButton()
         button.setText(plain_caption(kernel))
@@ -72,6 +77,7 @@ class KernelLegend(QWidget):
 
     def _switch(self, kernel: str, shown: bool) -> None:
         (self.hidden.discard if shown else self.hidden.add)(kernel)
+        self.highlighted = None  # what is hidden brings nothing out
         self.changed.emit()
 
     def _highlight(self, kernel: str | None) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
 
-from app.report.theme import kernel_symbol, mixed
+from app.report.outcome import whisker
+from app.report.theme import kernel_symbol, mixed, on_cpu
 from app.report.units import duration, size
 from app.window.charts.chart import Chart
 from app.window.look.appearance import appearance
@@ -46,7 +47,9 @@ class SweepChart(Chart):
         self._drawn = []
         values = sorted({point.x for line in points.values() for point in line})
         self.x_axis.chosen = values
-        self.name_axes(axis, "peak memory; dotted: scratch" if self._of_memory else "wall ms, median; whiskers: IQR")
+        self.name_axes(
+            axis, "peak memory; dotted: scratch" if self._of_memory else "wall ms, median; whiskers: quartiles"
+        )
         shown = {kernel: line for kernel, line in points.items() if kernel not in hidden}
         for kernel, line in shown.items():
             colour = appearance().palette.kernel(kernel)
@@ -65,7 +68,7 @@ class SweepChart(Chart):
             self._curve(scratch, self.pen(colour, width * 0.75, Qt.PenStyle.DotLine))
         else:
             self._whiskers(known, colour)
-        dashed = Qt.PenStyle.DashLine if kernel.startswith("cpu") else Qt.PenStyle.SolidLine
+        dashed = Qt.PenStyle.DashLine if on_cpu(kernel) else Qt.PenStyle.SolidLine
         self._curve([(x, y) for x, y, _ in known], self.pen(colour, width, dashed))
         self._marks(known, kernel_symbol(kernel), colour, 10)
 
@@ -78,9 +81,10 @@ class SweepChart(Chart):
         xs: list[float] = []
         ys: list[float] = []
         for x, _, point in known:
-            median, half = point.row.wall_ms_median or 0.0, (point.row.wall_ms_iqr or 0.0) / 2
-            xs += [x, x]
-            ys += [math.log10(max(median - half, median / 10)), math.log10(median + half)]
+            ends = whisker(point.row)
+            if ends and ends[0] > 0:
+                xs += [x, x]
+                ys += [math.log10(end) for end in ends]
         if xs:
             self._add(pg.PlotCurveItem(xs, ys, connect="pairs", pen=self.pen(colour, 1.5), antialias=True))
 

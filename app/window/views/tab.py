@@ -126,11 +126,13 @@ class ChartTab(QWidget):
 
     def _scaled(self, scale: float, take: Callable[[Sequence[QWidget]], T]) -> T:
         """Return what ``take`` makes of the widgets that are pictured, drawn for a picture of that scale."""
+        brought_out, self.legend.highlighted = self.legend.highlighted, None  # the pointer is no part of a picture
         try:
             self._draw_for_picture(True, scale)
             labels = [label for label in (self.answer, self.about) if label.text()]
             return take([*labels, self.legend, *self._pictured])
         finally:
+            self.legend.highlighted = brought_out
             self._draw_for_picture(False, 1.0)
 
     def _draw_for_picture(self, in_vectors: bool, pen_scale: float) -> None:

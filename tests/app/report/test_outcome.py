@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.report.outcome import CaseRows, adapters, answer, by_case, common, distinct, in_full, memory_bound
+from app.report.outcome import CaseRows, adapters, answer, by_case, common, distinct, in_full, memory_bound, whisker
 from engine.problem.attention_problem import AttentionProblem
 from engine.records.plan import Case, Plan
 from engine.records.results import Row, Status
@@ -36,6 +36,36 @@ def test_medians_within_the_spread_are_level(make_row: MakeRow) -> None:
     )
 
 
+def test_kernels_far_apart_are_not_level_however_much_they_vary(make_row: MakeRow) -> None:
+    walls = {"cpu-flash": (2.61, 1.0), "gpu-flash": (2.77, 1.0), "cpu-naive": (12.0, 37.0)}
+    rows = [make_row(CASE, kernel, wall, wall_ms_iqr=iqr) for kernel, (wall, iqr) in walls.items()]
+    said = _answer(*rows)
+    assert said == "cpu-flash and gpu-flash are level: 2.61 ms and 2.77 ms, closer than their spread (wall clock)."
+    assert _answer(rows[0], rows[2]) == (
+        "cpu-flash is fastest: 2.61 ms, 4.60× as fast as cpu-naive (wall clock); cpu-naive varied by more than that."
+    )
+
+
+def test_the_answer_names_what_failed(make_row: MakeRow) -> None:
+    failed = make_row(CASE, "gpu-naive", status=Status.FAILED, message="line 12: unresolved identifier 'x'\nmore " * 9)
+    said = _answer(make_row(CASE, "cpu-flash", 1.0), make_row(CASE, "cpu-naive", 2.0), failed)
+    assert said.startswith("cpu-flash is fastest: 1.00 ms, 2.00× as fast as cpu-naive (wall clock). gpu-naive failed: ")
+    assert "line 12: unresolved identifier 'x'" in said
+    assert len(said) < 250
+    other = CaseRows(CASE, (make_row(CASE, "cpu-flash", 1.0), make_row(CASE, "cpu-naive", 2.0)))
+    assert answer([CaseRows(CASE, (failed, *other.rows)), other]).endswith("gpu-naive failed in 1 of 2 cases.")
+
+
+def test_whiskers_are_the_quartiles_and_one_sample_has_none(make_row: MakeRow) -> None:
+    row = make_row(CASE, "cpu-flash", 0.383, wall_ms_min=0.243, wall_ms_iqr=0.626, wall_ms_quartiles=(0.3, 0.926))
+    ends = whisker(row)
+    assert ends == (0.3, 0.926)
+    assert row.wall_ms_min is not None
+    assert ends[0] >= row.wall_ms_min
+    assert whisker(replace(row, samples=1)) is None
+    assert whisker(replace(row, wall_ms_quartiles=None)) is None
+
+
 def test_a_wrong_kernel_never_wins(make_row: MakeRow) -> None:
     wrong = make_row(CASE, "gpu-flash", 0.1, status=Status.WRONG, verified=False)
     assert _answer(wrong, make_row(CASE, "cpu-naive", 5.0)).startswith("cpu-naive took 5.00 ms")
@@ -60,7 +90,7 @@ def test_the_nearer_limit_is_the_one_that_binds(make_row: MakeRow) -> None:
     ("status", "said"),
     [
         (Status.SKIPPED, "No kernel finished with a right result."),
-        (Status.FAILED, "No kernel finished with a right result."),
+        (Status.FAILED, "No kernel finished with a right result. gpu-flash failed."),
         (Status.CANCELLED, "Stopped before a kernel finished."),
     ],
 )

@@ -9,7 +9,7 @@ import pyqtgraph as pg
 import pytest
 from numpy.typing import NDArray
 
-from app.report.theme import DARK, LIGHT, Palette, kernel_colour, kernel_symbol, mixed
+from app.report.theme import DARK, LIGHT, Palette, kernel_colour, kernel_symbol, mixed, on_cpu
 from engine.kernels.registry import DEFAULT_KERNELS
 
 PALETTES = pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
@@ -70,3 +70,8 @@ def test_a_mixture_lies_between_its_colours() -> None:
     assert mixed("#000000", "#FFFFFF", 0.0) == "#FFFFFF"
     assert mixed("#000000", "#FFFFFF", 1.0) == "#000000"
     assert mixed("#0000FF", "#FF0000", 0.5) == "#800080"
+
+
+def test_lines_of_the_processor_go_by_where_a_kernel_runs() -> None:
+    assert [on_cpu(kernel) for kernel in ("cpu-flash", "torch-sdpa", "cpu-flash-jit")] == [True] * 3
+    assert [on_cpu(kernel) for kernel in ("gpu-flash", "torch-sdpa-cuda", "mine")] == [False] * 3

@@ -61,3 +61,9 @@ def test_zero_length_samples_never_look_precise() -> None:
 )
 def test_drift_is_last_third_against_first(values: list[float], drift: float | None) -> None:
     assert summarise(values).drift == (None if drift is None else pytest.approx(drift))
+
+
+def test_quartiles_are_samples_and_never_below_the_least() -> None:
+    summary = summarise([0.243, 0.3, 0.383, 0.9, 1.1])
+    assert summary.quartiles == (0.3, 0.9)
+    assert summary.quartiles[0] >= summary.minimum

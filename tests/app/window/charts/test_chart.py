@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QLocale, QObject, Qt
+from PySide6.QtCore import QEvent, QLocale, QObject, Qt
 from PySide6.QtGui import QImage, QShortcut
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.report.theme import DARK, LIGHT
@@ -241,3 +241,19 @@ def test_zooming_out_stops_near_the_data(qtbot: QtBot, log: bool) -> None:
     assert up <= 1.5 * 4.0 + 1e-9
     chart.zoom(0.5, 0.5)
     assert span(chart)[0] < across
+
+
+def test_a_kernel_is_brought_out_only_while_the_pointer_rests_on_it(qtbot: QtBot) -> None:
+    legend = KernelLegend()
+    qtbot.addWidget(legend)
+    legend.show_kernels(["one", "two"])
+    legend.show()
+    button = legend.buttons["one"]
+    QApplication.sendEvent(button, QEvent(QEvent.Type.Enter))
+    assert legend.highlighted == "one"
+    button.click()  # hidden now: nothing else fades for it
+    assert (legend.hidden, legend.highlighted) == ({"one"}, None)
+    QApplication.sendEvent(legend.buttons["two"], QEvent(QEvent.Type.Enter))
+    assert legend.highlighted == "two"
+    legend.hide()  # with its tab: the pointer never leaves
+    assert legend.highlighted is None
