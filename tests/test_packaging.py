@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("app", "engine", "resources", "shaders")
+MODULE = "flashscope.py"
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
@@ -29,7 +30,7 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the tracked folders so that nothing is left in the checkout."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", MODULE):
         shutil.copy(ROOT / name, source)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -40,8 +41,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_it_holds_every_file_of_the_four_packages_and_nothing_else(wheel: Path) -> None:
-    expected = {
+def test_it_holds_every_file_of_the_four_packages_the_one_module_and_nothing_else(wheel: Path) -> None:
+    expected = {MODULE} | {
         str(path.relative_to(ROOT).as_posix())
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
@@ -76,8 +77,9 @@ def test_it_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     shape, where = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site")).splitlines()
     assert shape == "(1, 12, 128, 32)"
     assert Path(where).is_relative_to(tmp_path)
-    version = run(sys.executable, "-m", "app", "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    assert "0.1.0" in version
+    for name in ("app", "flashscope"):
+        version = run(sys.executable, "-m", name, "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+        assert "0.1.0" in version
 
 
 def test_what_must_not_be_used_is_excluded_and_all_versions_are_pinned() -> None:
