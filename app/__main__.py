@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130
+_LONGEST_COMPLAINT = 2000  # characters; what is repeated of a file may be of any length
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -74,7 +75,9 @@ def _window(paths: Sequence[str]) -> int:
 
 def _complain(sentence: str) -> int:
     """Print one sentence on one line and return the status of bad usage."""
-    print(" ".join(sentence.split()), file=sys.stderr)
+    from engine.common.messages import shown
+
+    print(shown(" ".join(sentence.split()), _LONGEST_COMPLAINT), file=sys.stderr)
     return _BAD_USAGE
 
 

@@ -237,6 +237,6 @@ def _swept(name: str, text: str | None, default: int) -> tuple[int, ...]:
 
 
 def _problem_of_file(text: str, rule: Rule) -> AttentionProblem:
-    from engine.problem.inputs import load, problem_for
+    from engine.problem.inputs import preview  # headers alone: the problem is judged before anything is unpacked
 
-    return problem_for(load(text), **rule.arguments())
+    return preview(text).problem(**rule.arguments())

@@ -15,3 +15,9 @@ def sentence(error: BaseException) -> str:
     if text and isinstance(error, (ValueError, RuntimeError, OSError)):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shown(text: str, most: int = 200) -> str:
+    """Return text from outside as an error may repeat it: control characters escaped, and cut where it is long."""
+    safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return safe if len(safe) <= most else f"{safe[: most - 1]}…"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,18 @@ def tensor_buffers(problem: AttentionProblem) -> tuple[int, int, int, int]:
 def lse_bytes(problem: AttentionProblem, want_lse: bool) -> int:
     """Return the size of the log-sum-exp buffer; a placeholder where it is not wanted."""
     return padded(4 * problem.pairs * problem.seq_q if want_lse else 0)
+
+
+def value_power(problem: AttentionProblem, inputs: Inputs) -> int:
+    """Return by which power of two V must be smaller for sums over all keys to stay within float32; mostly 0.
+
+    Of values that are on a GPU already nothing is known here: their sums may overflow, to infinity.
+    """
+    if not isinstance(inputs.v, np.ndarray) or inputs.v.dtype != np.float32:
+        return 0
+    largest = float(np.abs(inputs.v).max(initial=0, where=np.isfinite(inputs.v)))
+    room = float(np.finfo(np.float32).max) / 4 / problem.seq_k
+    return max(0, math.frexp(largest / room)[1]) if largest > room else 0
 
 
 def too_large(what: str, nbytes: int, limit: int, limit_name: str) -> str:
@@ -159,10 +172,18 @@ class GpuForward(GpuPrepared):
     def __init__(self, problem: AttentionProblem, device: GpuDevice, want_lse: bool) -> None:
         super().__init__(problem, device)
         self.want_lse = want_lse
+        self._power = 0  # of two, that the values are smaller by
         self._stored = np.dtype(np.float16 if problem.dtype == "f16" else np.float32)
 
     def common_buffers(self, inputs: Inputs) -> None:
-        """Upload Q, K, V and the key mask, and allocate the output and log-sum-exp."""
+        """Upload Q, K, V and the key mask, and allocate the output and log-sum-exp.
+
+        Weights are divided by their sum at the end alone, so sums of values may pass float32's largest number where
+        their mean does not: such values go in smaller by a power of two, and the output comes out larger by it.
+        """
+        self._power = value_power(self.problem, inputs)
+        if self._power:
+            inputs = replace(inputs, v=np.ldexp(inputs.v, -self._power))
         self.upload(inputs)
         self.output = self.buffers.storage("output", tensor_buffers(self.problem)[3])
         self.lse = self.buffers.storage("lse", lse_bytes(self.problem, self.want_lse))
@@ -176,5 +197,8 @@ class GpuForward(GpuPrepared):
         """Read the output, and the log-sum-exp where it was asked for, back from the GPU."""
         start = time.perf_counter()
         output = self._read(self.output, self.problem.output_shape, self._stored)
+        if self._power:
+            with np.errstate(over="ignore"):  # a mean beyond float32 is infinite there
+                output = np.ldexp(output, self._power)
         self.readback_ms = (time.perf_counter() - start) * 1e3
         return Outputs(output, self._read(self.lse, self.problem.output_shape[:3]) if self.want_lse else None)

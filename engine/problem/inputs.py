@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from engine.common.messages import shown
 from engine.common.units import sizes_apart
 from engine.problem.attention_problem import AttentionProblem, Dtype, KeyMask
 from engine.problem.tensor_files import StoredArray, TensorFileError, open_arrays
@@ -118,7 +119,10 @@ def load(path_text: str) -> Tensors:
     arrays: dict[str, NDArray[np.float32]] = {}
     notes = _conversions(stored)
     for name in stored.keys() - {"key_mask"}:
-        arrays[name], overflowed = _cast(stored[name].read(), np.float32)
+        try:
+            arrays[name], overflowed = _cast(stored[name].read(), np.float32)
+        except MemoryError as error:
+            raise TensorFileError(f"{path_text} needs more memory than this process may have") from error
         notes += [f"{name} holds numbers beyond float32, which became infinite"] * overflowed
     key_mask = _key_mask(path_text, stored["key_mask"]) if "key_mask" in stored else None
     return Tensors(source=path_text, key_mask=key_mask, note="; ".join(notes), **arrays)
@@ -190,10 +194,10 @@ def _check_types(path: str, stored: Mapping[str, StoredArray]) -> None:
     for name, array in stored.items():
         if name == "key_mask":
             if array.dtype != "bool" and not array.dtype.startswith(("int", "uint")):
-                raise TensorFileError(f"{path}: key_mask must hold bool, or 0 and 1, and holds {array.dtype}")
+                raise TensorFileError(f"{path}: key_mask must hold bool, or 0 and 1, and holds {shown(array.dtype)}")
         elif array.dtype not in _FLOATS:
             raise TensorFileError(
-                f"{path}: {name} must hold {', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, and holds {array.dtype}"
+                f"{path}: {name} must hold {', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, and holds {shown(array.dtype)}"
             )
 
 

@@ -89,6 +89,8 @@ def _opened(path: str) -> Iterator[tuple[IO[bytes], int]]:
         raise TensorFileError(f"{path} does not exist; give {FORMATS}") from error
     except PermissionError as error:
         raise TensorFileError(f"{path} may not be read by you; change its permissions") from error
+    except MemoryError as error:
+        raise TensorFileError(f"{path} needs more memory than this process may have") from error
     except OSError as error:
         raise TensorFileError(f"{path} cannot be read: {error.strerror or error}") from error
     except (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -297,3 +298,13 @@ def test_real_tensors(kernel, tensor_file) -> None:
     verdict = verify(expect(problem, inputs), got.output)
     assert verdict.max_abs_err <= 4e-6
     assert verdict.recorded_output_err is None or verdict.recorded_output_err <= 4e-6
+
+
+@pytest.mark.parametrize("size", [2e36, 3e38])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(300, 300), (1, 300), (1, 5000), (40, 1100)])
+def test_a_mean_of_large_values_is_finite_though_their_sum_is_not(kernel, size: float, seq_q: int, seq_k: int) -> None:
+    problem = AttentionProblem(heads=2, seq_q=seq_q, seq_k=seq_k, head_dim=8)
+    inputs = seeded(problem, 0)
+    inputs.v[...] = np.float32(size) * np.sign(inputs.v[:, :, :1])  # columns of one value
+    got = kernel.check(problem, replace(inputs, q=0 * inputs.q, k=0 * inputs.k))
+    assert np.isfinite(got.output).all()

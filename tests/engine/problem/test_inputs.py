@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 from safetensors.numpy import save_file
 
+from engine.common.messages import shown
 from engine.problem.attention_problem import AttentionProblem
-from engine.problem.inputs import as_inputs, load, problem_for, seeded
+from engine.problem.inputs import as_inputs, load, preview, problem_for, seeded
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -439,3 +440,25 @@ def test_safetensors_types_that_numpy_lacks_are_named(tmp_path: Path, arrays: Ar
     tail = {n: {"dtype": "F32", "shape": [0], "data_offsets": [16, 16]} for n in "kv"}
     (tmp_path / "t.safetensors").write_bytes(safetensors({"q": entry, **tail}))
     refused(str(tmp_path / "t.safetensors"), "q must hold float32, .* and holds F8_E4M3")
+
+
+def test_what_a_file_promises_is_judged_before_anything_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file can unpack to a thousand times its size: the problem is made of headers alone."""
+    path = tmp_path / "large.npz"
+    large = np.zeros((1, 1, 4096, 300), np.float32)
+    np.savez_compressed(path, q=large, k=large, v=large)
+    assert path.stat().st_size < large.nbytes / 100
+
+    def unpacked(*_: object, **__: object) -> None:
+        raise AssertionError("unpacked")
+
+    monkeypatch.setattr(np.lib.format, "read_array", unpacked)
+    with pytest.raises(ValueError, match="head_dim must be at most 256, got 300"):
+        preview(str(path)).problem()
+
+
+def test_an_error_repeats_little_of_a_file_and_none_of_its_control_characters() -> None:
+    assert shown("a\x1b[31mb\n") == "a\\x1b[31mb\\n"
+    assert shown("x" * 100_000) == "x" * 199 + "…"
