@@ -73,7 +73,7 @@ def _million_samples() -> None:
     for kernel in plan.kernels:
         samples = tuple(Sample(n, n / 1000, 2 + n % 7 / 10, None, 1) for n in range(500_000))
         data.feed(SampleBatch(plan.cases[0], kernel, samples))
-    data.feed(SessionFinished("done"))
+    data.feed(SessionFinished())
     run = data.run()
     assert run is not None
     began = time.perf_counter()

@@ -47,7 +47,7 @@ class LiveProgress:
     def stopping(self) -> None:
         """Say that a stop was asked for and is on its way."""
         self._stopping = True
-        self._say("stopping after the current tile; Ctrl+C again to leave at once")
+        self._show("stopping after the current tile; Ctrl+C again to leave at once")
 
     def __call__(self, event: Event) -> None:
         """Show what an event changes."""
@@ -62,7 +62,7 @@ class LiveProgress:
                 walls = self._walls.setdefault((case.index, kernel), [])
                 walls += [sample.wall_ms for sample in samples]
                 self._say(self._named(f"{kernel}: {_sampled(walls)}", case))
-            case events.Progress(done, total, seconds_left):
+            case events.Progress(done=done, total=total, seconds_left=seconds_left):
                 left = "" if seconds_left is None else f"{remaining(seconds_left)} left"
                 self._bar.update(self._task, completed=done, total=total, left=left)
             case _:
@@ -73,8 +73,11 @@ class LiveProgress:
         return f"{where} · {text}" if where else text
 
     def _say(self, text: str) -> None:
-        if not self._stopping or text.startswith("stopping"):
-            self._bar.update(self._task, description=text)
+        if not self._stopping:
+            self._show(text)
+
+    def _show(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
 
 
 def _sampled(walls: list[float]) -> str:

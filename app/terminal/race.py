@@ -16,7 +16,7 @@ from app.terminal.outputs import Outputs
 from app.terminal.progress import LiveProgress
 from app.terminal.table import print_report
 from engine.records import events
-from engine.records.events import Event
+from engine.records.events import Ending, Event
 from engine.records.plan import Plan
 from engine.records.results import Row, Status
 from engine.session import session
@@ -24,7 +24,6 @@ from engine.storage.run_file import RunRecorder
 
 _INTERRUPTED = 128  # plus the signal's number: 130 for Ctrl+C
 _WAIT_S = 0.2  # how long the main thread waits before it looks for signals, which Windows does not deliver in a wait
-_ORDERLY = ("done", "cancelled")
 
 
 def race(plan: Plan, outputs: Outputs, console: Console) -> int:
@@ -44,7 +43,7 @@ def race(plan: Plan, outputs: Outputs, console: Console) -> int:
                     for listener in (recorder, ending, progress):
                         listener(event)
         except KeyboardInterrupt:
-            ending.reason = "cancelled"
+            ending.finished = events.SessionFinished(Ending.CANCELLED)
         try:
             status = _finish(plan, recorder, ending, outputs, console)
         finally:
@@ -57,13 +56,13 @@ class _Ending:
     """How the session ended, and the warnings on the way."""
 
     def __init__(self) -> None:
-        self.reason = "the session ended without a word"
+        self.finished = events.SessionFinished(Ending.CUT_OFF, "the session ended without a word")
         self.warnings: list[str] = []
 
     def __call__(self, event: Event) -> None:
         match event:
-            case events.SessionFinished(reason):
-                self.reason = reason
+            case events.SessionFinished():
+                self.finished = event
             case events.Warning(text):
                 self.warnings.append(text)
             case _:
@@ -97,8 +96,8 @@ def _finish(plan: Plan, recorder: RunRecorder, ending: _Ending, outputs: Outputs
     """Write the files, print the report and what went wrong, and return the exit status."""
     groups = by_case(plan, recorder.rows)
     written, failures = outputs.write(recorder, groups)
-    if ending.reason not in _ORDERLY:
-        failures.insert(0, ending.reason)
+    if not ending.finished.ending.orderly:
+        failures.insert(0, ending.finished.reason)
     if groups:
         print_report(console, groups, ending.warnings)
     if written:

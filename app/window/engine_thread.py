@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, QThread, Signal, Slot
 
 from engine.common.messages import sentence
 from engine.process.host import Engine, EngineBroke, EngineDied, Host
-from engine.records.events import Event, LogLine, MemorySample, SampleBatch, SessionFinished
+from engine.records.events import Ending, Event, LogLine, MemorySample, SampleBatch, SessionFinished
 from engine.records.plan import Plan
 
 _HASTE_S = 0.5  # that a run gets to stop by itself when the window closes
@@ -159,7 +159,7 @@ class EngineBridge(QObject):
         except Exception as error:
             if not finished:
                 self._tell(LogLine("error", traceback.format_exc()))
-                self._tell(SessionFinished(f"the run broke: {sentence(error)}"))
+                self._tell(SessionFinished(Ending.CUT_OFF, f"the run broke: {sentence(error)}"))
             raise
 
     def _tell(self, event: Event) -> None:

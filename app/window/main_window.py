@@ -37,14 +37,13 @@ from app.window.views.live_tab import LiveTab
 from app.window.views.sweep_tab import SweepTab
 from engine.devices.device import DeviceInfo
 from engine.kernels.registry import get_kernel
-from engine.records.events import Event, SessionFinished, SessionStarted
+from engine.records.events import Ending, Event, SessionFinished, SessionStarted
 from engine.records.plan import Plan
 
 if TYPE_CHECKING:
     from engine.devices.doctor import Check
 
 _TICK_MS, _CALM_TICK_MS = 33, 100  # calm while CPU kernels run: drawing takes the cores they are timed on
-_ORDERLY = ("done", "cancelled")
 _SIZE = (1280, 800)
 _LOG_LINES = 60  # of the log, in the report on a run that broke
 
@@ -223,20 +222,20 @@ class MainWindow(QMainWindow):
         if isinstance(event, SessionStarted):
             self.files.begin()
         if isinstance(event, SessionFinished):
-            self._finish(event.reason)
+            self._finish(event)
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, finished: SessionFinished) -> None:
         self._tick.stop()
         self._running_plan = None
         self.journal.release()
         self.setup_panel.set_rates({(row.kernel, row.direction): row.gflops for row in self.data.rows if row.gflops})
         if self.journal.complaint:
             self.notices.say(self.journal.complaint, Tone.CAUTION)
-        if reason.startswith("the session broke"):
-            self._reporter.report(f"{reason}\n\n{self.log.last_lines(_LOG_LINES)}")
-        elif reason not in _ORDERLY:
+        if finished.ending is Ending.BROKEN:
+            self._reporter.report(f"{finished.reason}\n\n{self.log.last_lines(_LOG_LINES)}")
+        elif not finished.ending.orderly:
             show_log = ("Show log", lambda: _go(self.log_dock, self.log))
-            self.notices.say(f"The run broke off: {reason}. Its rows so far are kept.", Tone.BAD, (show_log,))
+            self.notices.say(f"The run broke off: {finished.reason}. Its rows so far are kept.", Tone.BAD, (show_log,))
 
     # --- the engine -------------------------------------------------------------------------------------------------
 

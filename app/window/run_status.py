@@ -12,7 +12,7 @@ from app.report.units import remaining
 from app.window.engine_thread import EngineState
 from app.window.look.local_numbers import localised
 from engine.records import events
-from engine.records.events import Event
+from engine.records.events import Ending, Event, Phase
 from engine.records.plan import Case, Plan
 
 _STEPS = 1000
@@ -20,6 +20,11 @@ _IDLE = {
     EngineState.STARTING: "Starting the engine…",
     EngineState.IDLE: "Ready",
     EngineState.DEAD: "The engine could not be started; refresh the devices to try again",
+}
+_PHASES = {
+    Phase.REFERENCE: "computing the reference",
+    Phase.PREPARING: "preparing",
+    Phase.MEASURING: "measuring",
 }
 
 
@@ -79,17 +84,16 @@ class RunStatus:
             case events.CaseStarted(case):
                 number = f"case {case.index + 1} of {len(self._cases)}" if len(self._cases) > 1 else ""
                 self._where = " · ".join(filter(None, (number, distinct(case, self._cases))))
-                self._doing_what = "computing the reference"
-            case events.LogLine(_, text) if text.startswith("preparing "):
-                self._doing_what = text
-            case events.KernelPrepared():
-                self._doing_what = "measuring"  # unless another kernel is still to be prepared
-            case events.Progress(done, total, seconds_left):
+                self._doing_what = ""
+            case events.Progress(done, total, seconds_left, phase, kernel):
+                self._doing_what = self._doing_what if phase is None else f"{_PHASES[phase]} {kernel}".rstrip()
                 self._progress.setValue(round(_STEPS * done / max(1, total)))
                 self._left.setText("" if seconds_left is None else _time_left(seconds_left))
-            case events.SessionFinished(reason):
+            case events.SessionFinished(ending):
                 took = localised(remaining(time.monotonic() - self._began))
-                self._ended = {"done": f"Finished in {took}", "cancelled": "Stopped"}.get(reason, "The run broke off")
+                self._ended = {Ending.DONE: f"Finished in {took}", Ending.CANCELLED: "Stopped"}.get(
+                    ending, "The run broke off"
+                )
             case _:
                 return
         self._show()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.common.running import ShouldStop, never_stop
 from engine.devices.device import DeviceInfo
 from engine.process.worker import Answer, Ask, Broke, Question, Run, Stop, work
-from engine.records.events import Event, LogLine, SessionFinished
+from engine.records.events import Ending, Event, LogLine, SessionFinished
 from engine.records.plan import Plan
 from engine.session.unfinished import Unfinished
 
@@ -125,14 +125,18 @@ class Host:
                 self._pass_on(event, emit)
                 if isinstance(event, SessionFinished):
                     return
-            reason, why, said = "cancelled", "stopped", [LogLine("warning", self._insisted())]
+            last, why, said = SessionFinished(Ending.CANCELLED), "stopped", [LogLine("warning", self._insisted())]
         except EngineDied as death:
-            reason, why = ("cancelled", "stopped") if self._killed else (str(death), "the engine died")
-            said = [] if self._killed else [LogLine("error", line) for line in (str(death), *death.last_lines)]
+            if self._killed:
+                last, why, said = SessionFinished(Ending.CANCELLED), "stopped", []
+            else:
+                last, why = SessionFinished(Ending.CUT_OFF, str(death)), "the engine died"
+                said = [LogLine("error", line) for line in (str(death), *death.last_lines)]
         except OSError as error:
-            reason, why = f"the engine could not be started: {error.strerror or error}", "the engine did not start"
-            said = [LogLine("error", reason)]
-        for event in (*said, *unfinished.ending(reason, why)):
+            sentence = f"the engine could not be started: {error.strerror or error}"
+            last, why = SessionFinished(Ending.CUT_OFF, sentence), "the engine did not start"
+            said = [LogLine("error", sentence)]
+        for event in (*said, *unfinished.ending(last, why)):
             emit(event)
 
     def devices(self, *, anew: bool = False) -> list[DeviceInfo]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.common.messages import sentence
-from engine.records.events import Event, MemorySample, Progress, SampleBatch
+from engine.records.events import Event, MemorySample, Phase, Progress, SampleBatch
 from engine.records.plan import Plan
 
 _BUNDLE_S = 0.5  # between two bundles of samples while CPU kernels are timed
@@ -94,11 +94,17 @@ class Paced:
         self._on_cpu = _on_cpu(plan)
         self._held: list[Event] = []
         self._sent_at = now()
+        self._doing: tuple[Phase | None, str] = (None, "")
 
     def __call__(self, event: Event) -> None:
-        """Send the event, or keep it for the bundle that the next Progress after half a second closes."""
+        """Send the event, or keep it for the bundle that the next Progress after half a second closes.
+
+        Progress into another phase is sent at once.
+        """
         self._held.append(event)
         grows = self._on_cpu and isinstance(event, (SampleBatch, MemorySample, Progress))
+        if isinstance(event, Progress) and (event.phase, event.kernel) != self._doing:
+            self._doing, grows = (event.phase, event.kernel), False
         if grows and not (isinstance(event, Progress) and self._now() - self._sent_at >= _BUNDLE_S):
             return
         held, self._held = self._held, []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 from engine.records.plan import Case, Plan
@@ -59,12 +61,25 @@ class MemorySample(msgspec.Struct, frozen=True, tag=True):
     gpu_bytes: int
 
 
+class Phase(Enum):
+    """What a session is doing in a case."""
+
+    REFERENCE = "reference"  # computing what the kernels are compared with
+    PREPARING = "preparing"  # one kernel: compiling, the first run and its check
+    MEASURING = "measuring"
+
+
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far the session is, in kernel turns (a kernel's share of its budget counts as a fraction)."""
+    """How far the session is, in kernel turns (a kernel's share of its budget counts as a fraction), and what it does.
+
+    ``kernel`` is the one being prepared, empty in the other phases.
+    """
 
     done: float
     total: int
     seconds_left: float | None
+    phase: Phase | None = None
+    kernel: str = ""
 
 
 class KernelFinished(msgspec.Struct, frozen=True, tag=True):
@@ -104,10 +119,30 @@ class LogLine(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class SessionFinished(msgspec.Struct, frozen=True, tag=True):
-    """Always the last event, exactly once: ``done``, ``cancelled`` or a sentence on what broke."""
+class Ending(Enum):
+    """How a session ended."""
 
-    reason: str
+    DONE = "done"
+    CANCELLED = "cancelled"
+    CUT_OFF = "cut off"  # from outside: the engine's process died or did not start, the program ended
+    BROKEN = "broken"  # by a fault of the program itself, which is worth a report
+
+    @property
+    def orderly(self) -> bool:
+        """Whether it ended as it should, if early."""
+        return self in (Ending.DONE, Ending.CANCELLED)
+
+
+class SessionFinished(msgspec.Struct, frozen=True, tag=True):
+    """Always the last event, exactly once; ``sentence`` says what broke where the ending is not orderly."""
+
+    ending: Ending = Ending.DONE
+    sentence: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The ending in words, as run files keep it: ``done``, ``cancelled`` or the sentence."""
+        return self.sentence or self.ending.value
 
 
 Event = (

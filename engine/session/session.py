@@ -25,6 +25,7 @@ from engine.problem.inputs import Inputs
 from engine.records.events import (
     CaseFinished,
     CaseStarted,
+    Ending,
     Event,
     KernelFailed,
     KernelFinished,
@@ -32,6 +33,7 @@ from engine.records.events import (
     KernelSkipped,
     LogLine,
     MemorySample,
+    Phase,
     Progress,
     SampleBatch,
     SessionFinished,
@@ -55,16 +57,16 @@ def run(plan: Plan, emit: Emit, should_stop: ShouldStop = never_stop) -> None:
     Whatever happens, the last event is one SessionFinished. Raises only what ``emit`` raises.
     """
     listener = _Listener(emit)
-    reason = "interrupted"
+    finished = SessionFinished(Ending.CUT_OFF, "interrupted")
     try:
-        reason = _Session(plan, listener, should_stop).run()
+        finished = SessionFinished(_Session(plan, listener, should_stop).run())
     except Exception as error:
-        reason = f"the session broke: {sentence(error)}"
+        finished = SessionFinished(Ending.BROKEN, f"the session broke: {sentence(error)}")
         if listener.broken:
             raise
         listener(LogLine("error", traceback.format_exc()))
     finally:
-        emit(SessionFinished(reason))
+        emit(finished)
 
 
 class _Listener:
@@ -105,11 +107,12 @@ class _Session:
         self._turns: list[Turn] = []  # of the case under way
         self._turns_done = 0
         self._note = ""  # what the input of the case under way has to say
+        self._doing: tuple[Phase | None, str] = (None, "")
         self._cancelled = False
         self._notices: set[str] = set()  # of devices and inputs, that have been told
 
-    def run(self) -> str:
-        """Run all cases; return ``done`` or ``cancelled``."""
+    def run(self) -> Ending:
+        """Run all cases; return whether they are done or were cancelled."""
         about = self._occasion
         self._emit(SessionStarted(about.run_id, about.started_at, self._plan, about.environment))
         if warning := environment.power_warning():
@@ -121,7 +124,7 @@ class _Session:
                 self._case(case)
                 self._pace_s = (time.perf_counter() - self._began) / max(1, self._turns_done)
                 self._emit(CaseFinished(case))
-        return "cancelled" if self._cancelled else "done"
+        return Ending.CANCELLED if self._cancelled else Ending.DONE
 
     def _case(self, case: Case) -> None:
         self._turns = [Turn(name) for name in self._plan.kernels]
@@ -144,6 +147,7 @@ class _Session:
             self._admit(case, turn)
         if not self._open_turns():
             return
+        self._enter(Phase.REFERENCE)
         try:
             given = _inputs(case, self._plan.seed)
             judged = expect_gradients if case.problem.backward else expect
@@ -194,6 +198,7 @@ class _Session:
     def _first_run(self, case: Case, turn: Turn, given: Inputs, judge: Judge) -> None:
         """See a kernel through its first run; a wrong one is over then."""
         self._emit(LogLine("info", f"preparing {turn.name}"))
+        self._enter(Phase.PREPARING, turn.name)
         try:
             turn.first_run(case.problem, given, judge, self._plan.seconds, self._should_stop)
         except Cancelled:
@@ -214,6 +219,7 @@ class _Session:
 
     def _race(self, case: Case) -> None:
         """Warm the kernels up and sample them in turns. Raises Cancelled when all samples have been told."""
+        self._enter(Phase.MEASURING)
         for turn in self._open_turns():
             self._check_stop()
             assert turn.device is not None
@@ -300,11 +306,16 @@ class _Session:
         now = time.perf_counter() - self._began
         self._emit(MemorySample(now, memory.resident_bytes(), self._devices.gpu_bytes()))
 
+    def _enter(self, phase: Phase, kernel: str = "") -> None:
+        self._doing = phase, kernel
+        self._tell_progress()
+
     def _tell_progress(self) -> None:
         """Emit the progress; the time left goes by what a turn of the cases so far took."""
         total = len(self._plan.cases) * len(self._plan.kernels)
         done = self._turns_done + sum(self._share(turn.runner) for turn in self._open_turns() if turn.runner)
-        self._emit(Progress(done, total, None if self._pace_s is None else self._pace_s * (total - done)))
+        left = None if self._pace_s is None else self._pace_s * (total - done)
+        self._emit(Progress(done, total, left, *self._doing))
 
     def _share(self, runner: Runner) -> float:
         """Return how much of a turn's sampling is done, 0 to 1."""

@@ -83,10 +83,10 @@ class Unfinished:
             case _:
                 pass
 
-    def ending(self, reason: str, why: str) -> Iterator[Event]:
+    def ending(self, last: SessionFinished, why: str) -> Iterator[Event]:
         """Yield the events that a session stopped here would still have told: ``cancelled`` rows, then the end.
 
-        ``reason`` is that of SessionFinished, ``why`` the beginning of every row's message.
+        ``last`` is the last of them, ``why`` the beginning of every row's message.
         """
         if self._started is not None:
             for case in self._started.plan.cases:
@@ -98,7 +98,7 @@ class Unfinished:
                     if (case.index, kernel) not in self._finished:
                         yield KernelFinished(case, kernel, self._row(self._started, case, kernel, why))
                 yield CaseFinished(case)
-        yield SessionFinished(reason)
+        yield last
 
     def _row(self, started: SessionStarted, case: Case, kernel: str, why: str) -> Row:
         from engine.measure.rows import Occasion, blank_row, with_samples  # not needed by a session that ends well

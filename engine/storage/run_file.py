@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 
 from engine.records.events import (
+    Ending,
     Event,
     KernelFailed,
     KernelFinished,
@@ -61,6 +62,14 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[SampleSeries, ...]
     memory: tuple[MemoryPoint, ...] = ()
 
+    @property
+    def finished(self) -> SessionFinished:
+        """The run's last event, as far as ``reason`` tells."""
+        orderly = {SessionFinished(ending).reason: ending for ending in Ending if ending.orderly}
+        if self.reason in orderly:
+            return SessionFinished(orderly[self.reason])
+        return SessionFinished(Ending.CUT_OFF, self.reason)
+
 
 class _Header(msgspec.Struct, frozen=True):
     schema: Annotated[int, msgspec.Meta(ge=1)]
@@ -104,8 +113,8 @@ class RunRecorder:
                 self._memory.append(MemoryPoint(time_s, process_bytes, gpu_bytes))
             case KernelSkipped() | KernelFinished() | KernelFailed():
                 self._rows[event.case.index, event.kernel] = event.row
-            case SessionFinished(reason):
-                self._reason = reason
+            case SessionFinished():
+                self._reason = event.reason
             case _:
                 pass
 

@@ -25,6 +25,7 @@ def whole_race(plan: Plan, emit: Callable[[Event], None], should_stop: ShouldSto
     for case in plan.cases:
         emit(events.CaseStarted(case))
         for kernel in plan.kernels:
+            emit(events.Progress(case.index * len(plan.kernels), total, None, events.Phase.PREPARING, kernel))
             emit(events.LogLine("info", f"preparing {kernel}"))
             emit(events.KernelPrepared(case, kernel, 1 << 20, "16x32"))
         for kernel in plan.kernels:
@@ -36,7 +37,7 @@ def whole_race(plan: Plan, emit: Callable[[Event], None], should_stop: ShouldSto
             emit(events.KernelFinished(case, kernel, row))
             emit(events.Progress(case.index * len(plan.kernels) + number + 1, total, 1.0))
         emit(events.CaseFinished(case))
-    emit(events.SessionFinished("cancelled" if should_stop() else "done"))
+    emit(events.SessionFinished(events.Ending.CANCELLED if should_stop() else events.Ending.DONE))
 
 
 class ScriptedEngine:

@@ -17,6 +17,7 @@ from PySide6.QtCore import QLockFile
 
 from engine.records.events import (
     CaseStarted,
+    Ending,
     Event,
     KernelFailed,
     KernelFinished,
@@ -174,7 +175,9 @@ def read(path: Path) -> RunFile:
         unfinished(event)
         finished = finished or isinstance(event, SessionFinished)
     if not finished:
-        for event in unfinished.ending("the program ended before the run did", "the program ended"):
+        for event in unfinished.ending(
+            SessionFinished(Ending.CUT_OFF, "the program ended before the run did"), "the program ended"
+        ):
             recorder(event)
     if recorder.run is None:
         raise ValueError(f"{path.name} holds no run that could be read")

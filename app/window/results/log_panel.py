@@ -92,8 +92,8 @@ class LogPanel(QWidget):
             case events.KernelFinished(kernel=kernel, row=row):
                 ending = f"{kernel}: {row.status.value}" + (f", {row.message}" if row.message else "")
                 self.say("info", ending)
-            case events.SessionFinished(reason):
-                self.say("info" if reason in ("done", "cancelled") else "error", f"the run has ended: {reason}")
+            case events.SessionFinished(ending):
+                self.say("info" if ending.orderly else "error", f"the run has ended: {event.reason}")
             case _:
                 pass
 

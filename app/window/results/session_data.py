@@ -95,9 +95,9 @@ class SessionData(QObject):
                 self.rows_changed.emit()
             case events.Warning(message):
                 self.warnings.append(message)
-            case events.SessionFinished(reason):
-                self.running, self.reason = False, reason
-                self.finished.emit(reason)
+            case events.SessionFinished():
+                self.running, self.reason = False, event.reason
+                self.finished.emit(event.reason)
 
     def load(self, run: RunFile) -> None:
         """Show a run that was opened. Raises ValueError, and keeps what is shown, where the run contradicts itself."""
@@ -121,7 +121,7 @@ class SessionData(QObject):
             for row in group.rows:
                 self._keep_row(group.case.index, row)
                 self._recorder(events.KernelFinished(group.case, row.kernel, row))
-        self._recorder(events.SessionFinished(run.reason))
+        self._recorder(run.finished)
         self.reset.emit()
 
     def _samples_of(self, case: int, kernel: str) -> SampleColumns:

@@ -19,6 +19,7 @@ from engine.records.results import Environment, Row, Sample, Status
 Program = Callable[..., Any]
 MakeRow = Callable[..., Row]
 Emit = Callable[[events.Event], None]
+DONE = events.SessionFinished()
 KERNELS = "cpu-flash,cpu-naive"
 
 ENVIRONMENT = Environment(
@@ -43,7 +44,9 @@ def script(monkeypatch: pytest.MonkeyPatch, make_row: MakeRow) -> Callable[..., 
     """Give tests a session that gives the kernels rows of these statuses; the plans it was given come back."""
 
     def prepare(
-        *statuses: Status, reason: str = "done", before_the_end: Callable[[], None] = lambda: None
+        *statuses: Status,
+        finished: events.SessionFinished = DONE,
+        before_the_end: Callable[[], None] = lambda: None,
     ) -> list[Plan]:
         plans: list[Plan] = []
 
@@ -58,7 +61,7 @@ def script(monkeypatch: pytest.MonkeyPatch, make_row: MakeRow) -> Callable[..., 
                 emit(events.CaseFinished(case))
             before_the_end()
             emit(events.Warning("the machine is busy"))
-            emit(events.SessionFinished(reason if not should_stop() else "cancelled"))
+            emit(finished if not should_stop() else events.SessionFinished(events.Ending.CANCELLED))
 
         monkeypatch.setattr("engine.session.session.run", run)
         return plans
@@ -107,7 +110,7 @@ def test_exit_status(flashscope: Program, script: Any, statuses: tuple[Status, .
 
 
 def test_a_session_that_breaks_says_so(flashscope: Program, script: Any) -> None:
-    script(OK, OK, reason="the session broke: no memory")
+    script(OK, OK, finished=events.SessionFinished(events.Ending.BROKEN, "the session broke: no memory"))
     ended = flashscope("run", "--kernels", KERNELS)
     assert (ended.status, ended.err) == (1, "the session broke: no memory\n")
     assert "cpu-flash" in ended.out

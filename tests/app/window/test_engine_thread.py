@@ -17,7 +17,7 @@ from app.window.engine_thread import EngineBridge, EngineState
 from engine.common.running import ShouldStop
 from engine.problem.attention_problem import AttentionProblem
 from engine.process.host import EngineBroke, EngineDied
-from engine.records.events import Event, LogLine, SessionFinished, SessionStarted
+from engine.records.events import Ending, Event, LogLine, SessionFinished, SessionStarted
 from engine.records.plan import Case, Plan
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -110,7 +110,7 @@ def test_samples_wait_for_the_event_before_them(qtbot: QtBot, bridge: EngineBrid
         emit(batch(CASE, "cpu-flash", 1, 1))
         told.set()
         leave.wait()
-        emit(SessionFinished("done"))
+        emit(SessionFinished())
 
     engine.script = script
     bridge.run(PLAN)
@@ -127,7 +127,7 @@ def test_stop_asks(qtbot: QtBot, bridge: EngineBridge, engine: ScriptedEngine, w
         emit(started(plan))
         while not should_stop():
             threading.Event().wait(0.001)
-        emit(SessionFinished("cancelled"))
+        emit(SessionFinished(Ending.CANCELLED))
 
     engine.script = script
     bridge.stop()  # nothing runs: nothing happens
@@ -136,11 +136,11 @@ def test_stop_asks(qtbot: QtBot, bridge: EngineBridge, engine: ScriptedEngine, w
     with pytest.raises(RuntimeError, match="under way"):
         bridge.run(PLAN)
     finish(qtbot, bridge, bridge.stop)
-    assert window.ends == [SessionFinished("cancelled")]
+    assert window.ends == [SessionFinished(Ending.CANCELLED)]
     assert window.states == [EngineState.RUNNING, EngineState.STOPPING, EngineState.IDLE]
     engine.script = whole_race
     finish(qtbot, bridge, lambda: bridge.run(PLAN))
-    assert window.ends[1:] == [SessionFinished("done")]  # the stop was for the run before
+    assert window.ends[1:] == [SessionFinished()]  # the stop was for the run before
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -150,7 +150,7 @@ def test_a_run_that_raises_ends_once(
     def script(plan: Plan, emit: Emit, should_stop: ShouldStop) -> None:
         emit(started(plan))
         if ended:
-            emit(SessionFinished("done"))
+            emit(SessionFinished())
         raise ZeroDivisionError("no pipe")
 
     engine.script = script
@@ -199,7 +199,7 @@ def test_closing_insists(qtbot: QtBot, engine: ScriptedEngine) -> None:
     def script(plan: Plan, emit: Emit, should_stop: ShouldStop) -> None:
         emit(started(plan))
         engine.killed.wait()
-        emit(SessionFinished("cancelled"))
+        emit(SessionFinished(Ending.CANCELLED))
 
     engine.script = script
     bridge = EngineBridge(engine)
@@ -209,7 +209,7 @@ def test_closing_insists(qtbot: QtBot, engine: ScriptedEngine) -> None:
         bridge.run(PLAN)
     assert bridge.close(timeout_s=1)
     assert engine.killed.is_set()
-    assert window.ends == [SessionFinished("cancelled")]
+    assert window.ends == [SessionFinished(Ending.CANCELLED)]
 
 
 def test_a_thread_that_hangs_is_told_of(qtbot: QtBot, engine: ScriptedEngine) -> None:
@@ -238,7 +238,7 @@ class Engine:
     def run(self, plan, emit, should_stop):
         for number in range(5000):
             emit(LogLine("info", str(number)))
-        emit(SessionFinished("done"))
+        emit(SessionFinished())
 
 application = QCoreApplication(sys.argv)
 bridge = EngineBridge(Engine())

@@ -26,10 +26,12 @@ from app.window.look.appearance import appearance
 from engine.common.running import ShouldStop
 from engine.records.events import (
     CaseStarted,
+    Ending,
     Event,
     KernelFinished,
     KernelPrepared,
     LogLine,
+    Phase,
     Progress,
     SampleBatch,
     SessionFinished,
@@ -64,10 +66,10 @@ class Held:
         emit(batch(plan.cases[0], plan.kernels[0], 0, 8))
         row = make_row(plan.cases[0], plan.kernels[1], 2.0)
         emit(KernelFinished(plan.cases[0], plan.kernels[1], row))
-        emit(Progress(1.5, 4, 12.0))
+        emit(Progress(1.5, 4, 12.0, Phase.MEASURING))
         while not (self._engine.killed.is_set() or self.release.is_set() or (should_stop() and not self.deaf)):
             threading.Event().wait(0.001)
-        emit(SessionFinished("cancelled" if should_stop() else "done"))
+        emit(SessionFinished(Ending.CANCELLED if should_stop() else Ending.DONE))
 
 
 def started_held(qtbot: QtBot, window: Window) -> None:
@@ -149,7 +151,7 @@ def test_an_engine_that_died_is_told_of_with_its_last_lines(
     def script(plan: Plan, emit: Emit, should_stop: ShouldStop) -> None:
         emit(started(plan))
         emit(LogLine("error", "Fatal Python error: Segmentation fault"))
-        emit(SessionFinished("the engine process was ended by SIGSEGV"))
+        emit(SessionFinished(Ending.CUT_OFF, "the engine process was ended by SIGSEGV"))
 
     engine.script = script
     run(qtbot, window)
@@ -169,7 +171,7 @@ def test_a_session_that_broke_shows_a_report(qtbot: QtBot, window: Window, engin
     def script(plan: Plan, emit: Emit, should_stop: ShouldStop) -> None:
         emit(started(plan))
         emit(LogLine("error", "Traceback of the session"))
-        emit(SessionFinished("the session broke: KeyError"))
+        emit(SessionFinished(Ending.BROKEN, "the session broke: KeyError"))
 
     engine.script = script
     run(qtbot, window)
@@ -234,7 +236,7 @@ def test_samples_come_in_faster_than_they_are_drawn(
             emit(batch(plan.cases[0], plan.kernels[number % 2], number // 2, 1))
             if number % 50 == 0:
                 emit(Progress(number / 3000, 1, 1.0))
-        emit(SessionFinished("done"))
+        emit(SessionFinished())
 
     drawings: list[int] = []
     now = Refresher.now
@@ -526,7 +528,7 @@ def test_samples_that_come_after_a_new_beginning_belong_to_it(
         emit(started(plan))
         for _ in range(3):
             emit(batch(plan.cases[0], plan.kernels[0], 0, 5))
-        emit(SessionFinished("done"))
+        emit(SessionFinished())
 
     engine.script = script
     seen: list[Event] = []

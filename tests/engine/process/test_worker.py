@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.problem.attention_problem import AttentionProblem
 from engine.process.worker import Paced
-from engine.records.events import CaseStarted, Event, MemorySample, Progress
+from engine.records.events import CaseStarted, Event, MemorySample, Phase, Progress
 from engine.records.plan import Case, Plan
 
 CASE = Case(index=0, problem=AttentionProblem(seq_q=8))
@@ -43,3 +43,10 @@ def test_all_else_is_sent_at_once_and_in_order() -> None:
 def test_gpu_kernels_need_no_pause() -> None:
     for kernels in (("gpu-flash",), ("no such kernel",)):
         assert Clock(*kernels).at(9.0, MEMORY, PROGRESS) == [MEMORY, PROGRESS]
+
+
+def test_another_phase_is_told_at_once() -> None:
+    clock = Clock("cpu-flash")
+    entered = Progress(0.0, 2, None, Phase.PREPARING, "cpu-flash")
+    assert clock.at(0.1, MEMORY, entered) == [MEMORY, entered]
+    assert clock.at(0.2, entered) == []

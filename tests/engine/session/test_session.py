@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from engine.problem.inputs import Inputs
 from engine.records.events import (
     CaseFinished,
     CaseStarted,
+    Ending,
     Event,
     KernelFailed,
     KernelFinished,
@@ -32,6 +34,7 @@ from engine.records.events import (
     KernelSkipped,
     LogLine,
     MemorySample,
+    Phase,
     Progress,
     SampleBatch,
     SessionFinished,
@@ -226,7 +229,7 @@ def test_a_race_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row.nonfinite, row.recorded_output_err) == (0, None)
     assert got.row("naive").speedup_vs_naive == 1
     assert fast.open == naive.open == 0
-    assert got.events[-1] == SessionFinished("done")
+    assert got.events[-1] == SessionFinished()
 
 
 def test_the_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +245,10 @@ def test_the_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
             ("KernelFinished", "b"), ("CaseFinished", None)]  # fmt: skip
     assert skeleton == [("SessionStarted", None), *case, *case, ("SessionFinished", None)]
     assert [e.case.index for e in got.of(CaseStarted)] == [0, 1]
+    doing = [(e.phase, e.kernel) for e in got.of(Progress)]
+    entered = [after for before, after in itertools.pairwise([(None, ""), *doing]) if after != before]
+    phases = [(Phase.REFERENCE, ""), (Phase.PREPARING, "a"), (Phase.PREPARING, "b"), (Phase.MEASURING, "")]
+    assert entered == [*phases, *phases]
 
 
 def test_events_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +392,7 @@ class TestTheGpu:
         ]
         assert got.row("g").device is None
         assert len(asked) == 1
-        assert got.events[-1] == SessionFinished("done")
+        assert got.events[-1] == SessionFinished()
 
 
 class TestFaults:
@@ -434,7 +441,7 @@ class TestFaults:
         assert event.row.stop_reason is StopReason.FAILED
         assert got.row("a").status is Status.OK
         assert broken.open == 0
-        assert got.events[-1] == SessionFinished("done")
+        assert got.events[-1] == SessionFinished()
 
     def test_a_kernel_that_raises_while_it_is_sampled_keeps_what_was_measured(
         self, monkeypatch: pytest.MonkeyPatch
@@ -549,7 +556,7 @@ class TestStopping:
         samples = [s for batch in got.of(SampleBatch) if batch.kernel == "slow" for s in batch.samples]
         assert len(samples) == 13
         assert [e.case.index for e in got.of(CaseFinished)] == [0, 1]
-        assert got.events[-1] == SessionFinished("cancelled")
+        assert got.events[-1] == SessionFinished(Ending.CANCELLED)
         assert {kernel.open for kernel in kernels} == {0}
 
     def test_a_kernel_that_failed_to_warm_up_before_the_stop_stays_failed(
@@ -580,7 +587,7 @@ class TestStopping:
         cases = tuple(Case(index=i, problem=PROBLEM) for i in (0, 1))
         got = told(plan(kernels, monkeypatch, cases=cases, samples=9), should_stop)
         assert [row.status for row in got.rows] == [Status.CANCELLED] * 4
-        assert got.events[-1] == SessionFinished("cancelled")
+        assert got.events[-1] == SessionFinished(Ending.CANCELLED)
         assert {kernel.open for kernel in kernels} == {0}
 
     def test_three_runs_started_and_stopped_in_one_process_then_a_whole_one(
@@ -616,7 +623,7 @@ class TestListeners:
         with pytest.raises(LookupError, match="own fault"):
             session.run(plan(kernels, monkeypatch), emit)
         assert [type(e) for e in heard].count(kind) == 1
-        assert heard[-1] == SessionFinished("the session broke: LookupError: the listener's own fault")
+        assert heard[-1] == SessionFinished(Ending.BROKEN, "the session broke: LookupError: the listener's own fault")
         assert [type(e) for e in heard].count(SessionFinished) == 1
         assert {kernel.open for kernel in kernels} == {0}
 
@@ -638,7 +645,7 @@ class TestListeners:
 
         monkeypatch.setattr(session.environment, "describe", broken)
         got = told(plan([Scripted("a", steady(10))], monkeypatch))
-        assert got.events[-1] == SessionFinished("the session broke: no such thing")
+        assert got.events[-1] == SessionFinished(Ending.BROKEN, "the session broke: no such thing")
         assert "Traceback" in got.of(LogLine)[0].text
 
     def test_an_interrupt_still_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,7 +656,7 @@ class TestListeners:
         heard: list[Event] = []
         with pytest.raises(KeyboardInterrupt):
             session.run(plan([kernel], monkeypatch), heard.append)
-        assert heard[-1] == SessionFinished("interrupted")
+        assert heard[-1] == SessionFinished(Ending.CUT_OFF, "interrupted")
         assert kernel.open == 0
 
 

@@ -9,7 +9,15 @@ import pytest
 
 from engine.devices.device import DeviceInfo, Limits
 from engine.problem.attention_problem import AttentionProblem
-from engine.records.events import Event, KernelFinished, KernelSkipped, SampleBatch, SessionFinished, SessionStarted
+from engine.records.events import (
+    Ending,
+    Event,
+    KernelFinished,
+    KernelSkipped,
+    SampleBatch,
+    SessionFinished,
+    SessionStarted,
+)
 from engine.records.plan import Case, Plan
 from engine.records.results import Row, Sample, Status, StopReason
 from engine.session import session
@@ -44,7 +52,7 @@ def ended_after(events: list[Event], is_last: Callable[[Event], bool]) -> tuple[
     unfinished = Unfinished([CPU])
     for event in events[:cut]:
         unfinished(event)
-    return events[:cut], list(unfinished.ending("cancelled", "stopped"))
+    return events[:cut], list(unfinished.ending(SessionFinished(Ending.CANCELLED), "stopped"))
 
 
 def rows(events: list[Event]) -> dict[tuple[int, str], Row]:
@@ -82,7 +90,7 @@ def test_gpu_times_are_kept_where_there_are_any() -> None:
     unfinished(started)
     samples = tuple(Sample(i, 0.0, 2.0, 1.0 if i else None, 3) for i in range(20))
     unfinished(SampleBatch(PLAN.cases[0], "gpu-naive", samples))
-    row = rows(list(unfinished.ending("cancelled", "stopped")))[0, "gpu-naive"]
+    row = rows(list(unfinished.ending(SessionFinished(Ending.CANCELLED), "stopped")))[0, "gpu-naive"]
     assert (row.samples, row.repeats, row.gpu_ms_median, row.clock, row.device) == (20, 3, 1.0, "gpu", None)
 
 
@@ -91,10 +99,12 @@ def test_a_row_names_the_device_as_its_kernel_does_and_none_that_was_not_listed(
     peers = msgspec.structs.replace(PLAN, kernels=("torch-sdpa", "torch-sdpa-cuda"))
     unfinished = Unfinished([CPU])
     unfinished(msgspec.structs.replace(started, plan=peers))
-    found = rows(list(unfinished.ending("cancelled", "stopped")))
+    found = rows(list(unfinished.ending(SessionFinished(Ending.CANCELLED), "stopped")))
     assert (found[0, "torch-sdpa"].device, found[0, "torch-sdpa"].backend) == ("A Processor", "pytorch")
     assert found[0, "torch-sdpa-cuda"].device is None
 
 
 def test_a_session_that_never_began_only_ends() -> None:
-    assert list(Unfinished().ending("it died", "stopped")) == [SessionFinished("it died")]
+    assert list(Unfinished().ending(SessionFinished(Ending.CUT_OFF, "it died"), "stopped")) == [
+        SessionFinished(Ending.CUT_OFF, "it died")
+    ]

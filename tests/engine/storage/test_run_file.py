@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.records.events import (
     CaseFinished,
     CaseStarted,
+    Ending,
     KernelFailed,
     KernelFinished,
     KernelSkipped,
@@ -217,5 +218,14 @@ def test_the_recorder_collects_a_session_and_keeps_the_plans_order(run: RunFile,
     assert recorder.run.reason == "unfinished"
     recorder(KernelFinished(case, "cpu-flash", row))
     recorder(CaseFinished(case))
-    recorder(SessionFinished("done"))
+    recorder(SessionFinished())
     assert recorder.run == msgspec.structs.replace(run, results=(row, skipped, failed))
+
+
+@pytest.mark.parametrize(
+    ("reason", "ending"),
+    [("done", Ending.DONE), ("cancelled", Ending.CANCELLED), ("the engine died", Ending.CUT_OFF)],
+)
+def test_the_ending_is_kept_in_its_words(reason: str, ending: Ending, run: RunFile) -> None:
+    finished = msgspec.structs.replace(run, reason=reason).finished
+    assert (finished.ending, finished.reason) == (ending, reason)

@@ -55,7 +55,7 @@ def test_a_run_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
 
 def test_numbers_that_json_lacks_survive(tmp_path: Path) -> None:
     row = make_row(CASES[0], "cpu-flash", 1.0, max_abs_err=float("nan"), max_rel_err=float("inf"))
-    write(tmp_path, [started(PLAN), KernelFinished(CASES[0], "cpu-flash", row), SessionFinished("done")]).release()
+    write(tmp_path, [started(PLAN), KernelFinished(CASES[0], "cpu-flash", row), SessionFinished()]).release()
     (found,) = read(kept(tmp_path)[0].path).results
     assert str((found.max_abs_err, found.max_rel_err)) == "(nan, inf)"
 
@@ -139,7 +139,7 @@ def test_only_so_many_are_kept_and_the_oldest_go(tmp_path: Path) -> None:
     ids = [f"20261130-1213{number:02d}-aaaa" for number in range(autosave.MOST_KEPT + 3)]
     for run_id in ids:
         journal(beginning(run_id))
-        journal(SessionFinished("done"))
+        journal(SessionFinished())
     journal.release()
     assert {entry.path.stem for entry in kept(tmp_path)} == set(ids[-autosave.MOST_KEPT :])
 

@@ -15,7 +15,7 @@ from app.report.columns import KERNEL, MEDIAN, RESULTS, WHERE
 from app.report.outcome import CaseRows
 from app.window.results.results_panel import ResultsPanel
 from app.window.results.session_data import SessionData
-from engine.records.events import KernelFinished, SessionFinished
+from engine.records.events import Ending, KernelFinished, SessionFinished
 from engine.records.plan import Plan
 
 CONTROL = Qt.KeyboardModifier.ControlModifier
@@ -55,7 +55,7 @@ def test_it_asks_for_no_run_while_one_is_under_way(panel: ResultsPanel, race: Ca
     panel._data.feed(started(Plan(cases=(race.case,), kernels=("gpu-flash",))))
     assert "press Run" not in panel._hint.label.text()
     assert "first kernel's row appears here" in panel._hint.label.text()
-    panel._data.feed(SessionFinished("the session broke"))
+    panel._data.feed(SessionFinished(Ending.BROKEN, "the session broke"))
     assert "press Run" in panel._hint.label.text()
 
 

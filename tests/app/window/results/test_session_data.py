@@ -48,7 +48,7 @@ def events() -> list[Event]:
         else:
             row = make_row(case, "gpu-flash", status=Status.SKIPPED, message="too large")
             told += [KernelSkipped(case, "gpu-flash", "too large", row)]
-    return [*told, WarningEvent("load by others"), SessionFinished("done")]
+    return [*told, WarningEvent("load by others"), SessionFinished()]
 
 
 @pytest.fixture

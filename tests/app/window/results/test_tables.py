@@ -48,7 +48,7 @@ def feed(data: SessionData, groups: tuple[CaseRows, ...], *, backwards: bool = F
     for group in groups:
         for row in reversed(group.rows) if backwards else group.rows:
             data.feed(KernelFinished(group.case, row.kernel, row))
-    data.feed(SessionFinished("done"))
+    data.feed(SessionFinished())
 
 
 def column_of(model: ResultsModel | SortedRows, column: object, role: int = Role.DisplayRole) -> list[object]:

@@ -66,7 +66,7 @@ def feed(tab: ChartTab, *groups: CaseRows, finished: bool = True) -> None:
             tab.data.feed(KernelFinished(group.case, row.kernel, row))
         tab.refresher.now()
     if finished:
-        tab.data.feed(SessionFinished("done"))
+        tab.data.feed(SessionFinished())
         tab.refresher.now()
 
 
@@ -119,7 +119,7 @@ def test_the_newest_case_is_shown_until_another_is_chosen(compare: CompareTab, s
 def test_a_chosen_case_stays_while_others_come(compare: CompareTab, sweep: tuple[CaseRows, ...]) -> None:
     feed(compare, *sweep, finished=False)
     compare.case.setCurrentIndex(0)
-    compare.data.feed(SessionFinished("done"))
+    compare.data.feed(SessionFinished())
     compare.refresher.now()
     assert compare.case.currentText() == "seq 128"
 

@@ -16,6 +16,7 @@ from app.window.views.live_tab import LiveTab
 from engine.problem.attention_problem import AttentionProblem
 from engine.records.events import (
     CaseStarted,
+    Ending,
     KernelFinished,
     KernelPrepared,
     MemorySample,
@@ -171,7 +172,7 @@ def test_a_run_that_ends_while_paused_leaves_the_case_that_is_shown(tab: LiveTab
         for kernel, wall in (("gpu-flash", 1.0), ("cpu-flash", 4.0)):
             tab.data.feed(KernelFinished(case, kernel, make_row(case, kernel, wall)))
     assert said(tab).startswith("Preparing")
-    tab.data.feed(SessionFinished("done"))
+    tab.data.feed(SessionFinished())
     tab.refresher.now()
     assert tab.case.currentText() == "seq 64"
     assert "case 1 of 2" in tab.about.text()
@@ -185,7 +186,7 @@ def test_the_end_of_a_run_gives_the_answer(tab: LiveTab) -> None:
     sampled(tab, CASES[0])
     for kernel, wall in (("gpu-flash", 1.0), ("cpu-flash", 4.0)):
         tab.data.feed(KernelFinished(CASES[0], kernel, make_row(CASES[0], kernel, wall)))
-    tab.data.feed(SessionFinished("done"))
+    tab.data.feed(SessionFinished())
     tab.refresher.now()
     assert said(tab) == "gpu-flash is fastest: 1.00 ms, 4.00× as fast as cpu-flash (wall clock)."
     assert not tab.pause.isEnabled()
@@ -193,7 +194,7 @@ def test_the_end_of_a_run_gives_the_answer(tab: LiveTab) -> None:
 
 def test_a_run_stopped_early_says_so(tab: LiveTab) -> None:
     begin(tab)
-    tab.data.feed(SessionFinished("cancelled"))
+    tab.data.feed(SessionFinished(Ending.CANCELLED))
     tab.refresher.now()
     assert said(tab) == "Stopped before a kernel finished."
 
@@ -218,7 +219,7 @@ def test_when_the_run_is_over_it_stays_with_the_last_case(tab: LiveTab) -> None:
     tab.data.feed(CaseStarted(CASES[1]))
     sampled(tab, CASES[1])
     assert tab.case.currentText() == "the case under way"
-    tab.data.feed(SessionFinished("done"))
+    tab.data.feed(SessionFinished())
     tab.refresher.now()
     assert [tab.case.itemText(n) for n in range(tab.case.count())] == ["seq 64", "seq 128"]
     assert tab.case.currentText() == "seq 128"
