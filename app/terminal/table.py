@@ -177,7 +177,7 @@ def _cautions(groups: Sequence[CaseRows]) -> Iterator[str]:
     where: dict[str, dict[str, None]] = {}
     for group in groups:
         for row in group.rows:
-            for warning in filter(None, row.warnings.split("; ")):
+            for warning in row.cautions:
                 kernels.setdefault(warning, {})[row.kernel] = None
                 where.setdefault(warning, {})[distinct(group.case, cases)] = None
     for warning, concerned in kernels.items():

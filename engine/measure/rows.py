@@ -84,9 +84,8 @@ def row_of(
             warnings.append(f"non-finite values in {turn.verdict.nonfinite} {what} rows")
     stopped = {Status.FAILED: StopReason.FAILED, Status.CANCELLED: StopReason.CANCELLED}
     row = msgspec.structs.replace(
-        row,
+        row.warned(*warnings),
         message="; ".join(filter(None, messages)),
-        warnings="; ".join(warnings),
         stop_reason=stopped.get(status, turn.runner.stopped if turn.runner else None),
         first_run_ms=turn.first_run_ms,
         predicted_bytes=turn.predicted_bytes,
@@ -108,7 +107,7 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
     seconds = (gpu or wall).median / 1e3
     gflops = problem.flops() / seconds / 1e9 if seconds > 0 else None
     gbytes_per_s = problem.moved_bytes() / seconds / 1e9 if seconds > 0 else None
-    warnings = [row.warnings] if row.warnings else []
+    warnings: list[str] = []
     if on_gpu and gpu is None:
         warnings.append("clock fallback: no sound GPU clock, rates come from wall time")
     warnings += _doubts(wall, samples[-1].repeats)
@@ -116,8 +115,7 @@ def with_samples(row: Row, problem: AttentionProblem, samples: Sequence[Sample],
     if percent_of_peak is not None and percent_of_peak > _BEYOND_PEAK:
         warnings.append("faster than the peak measured here, so something slowed that measurement")
     return msgspec.structs.replace(
-        row,
-        warnings="; ".join(warnings),
+        row.warned(*warnings),
         samples=wall.count,
         repeats=samples[-1].repeats,
         clock="gpu" if gpu else "wall",

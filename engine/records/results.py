@@ -51,6 +51,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     os: str
 
 
+_BETWEEN_WARNINGS = "; "  # in the one text of all of them that the reports have
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the report; its fields are the CSV's columns, in order, but for ``NOT_COLUMNS``. None where unknown.
 
@@ -126,6 +129,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     blas: str
     blas_threads: int | None = None
     os: str
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """The warnings one by one; ``warnings`` is how files keep them."""
+        return tuple(filter(None, self.warnings.split(_BETWEEN_WARNINGS)))
+
+    def warned(self, *more: str) -> Row:
+        """Return the row with these warnings after those it has."""
+        return msgspec.structs.replace(self, warnings=_BETWEEN_WARNINGS.join((*self.cautions, *more)))
 
 
 NOT_COLUMNS = ("wall_ms_quartiles",)  # what charts draw, and the CSV gives by the samples

@@ -248,4 +248,4 @@ def _explained(row: Row) -> str:
         said.append(f"The middle half of them lies within {duration(row.wall_ms_iqr)}.")
     if row.peak_bytes and row.scratch_bytes is not None:
         said.append(f"It held {size(row.peak_bytes)} at its peak, {size(row.scratch_bytes)} of it scratch.")
-    return "\n".join([*said, *filter(None, (row.message, *row.warnings.split("; ")))])
+    return "\n".join([*said, *filter(None, (row.message, *row.cautions))])

@@ -88,7 +88,7 @@ class ResultsPanel(QWidget):
 
     def _say(self, current: QModelIndex) -> None:
         row: Row | None = current.data(ROW_ROLE) if current.isValid() else None
-        said = "" if row is None else "\n".join(filter(None, (message(row), row.warnings.replace("; ", " · "))))
+        said = "" if row is None else "\n".join(filter(None, (message(row), " · ".join(row.cautions))))
         self._sentences.setText(localised(said))
         self._sentences.setVisible(bool(said))
 

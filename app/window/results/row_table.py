@@ -118,7 +118,7 @@ class RowTable(QAbstractTableModel):
             case Qt.ItemDataRole.TextAlignmentRole:
                 return _ALIGN_RIGHT if column.right else _ALIGN_LEFT
             case Qt.ItemDataRole.ToolTipRole:
-                said = "\n".join(filter(None, (entry.row.message, *entry.row.warnings.split("; "))))
+                said = "\n".join(filter(None, (entry.row.message, *entry.row.cautions)))
                 return plain_tip(said) or column.meaning
             case _ if role == SORT_ROLE:
                 return entry.value(column)

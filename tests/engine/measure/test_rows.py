@@ -152,3 +152,10 @@ def test_only_two_right_kernels_make_a_speedup(status: Status) -> None:
     bad = msgspec.structs.replace(good, status=status)
     assert with_speedup(good, bad).speedup_vs_naive is None
     assert with_speedup(bad, good).speedup_vs_naive is None
+
+
+def test_warnings_are_told_one_by_one_and_kept_in_one_text() -> None:
+    warned = row().warned("hot").warned("spread 12 %", "drift 7 %")
+    assert warned.cautions == ("hot", "spread 12 %", "drift 7 %")
+    assert warned.warnings == "hot; spread 12 %; drift 7 %"
+    assert row().cautions == ()
