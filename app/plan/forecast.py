@@ -113,7 +113,7 @@ def seconds(plan: Plan, machine: Machine) -> float:
 @lru_cache(maxsize=8192)
 def _predicted(kernel: str, problem: AttentionProblem, limits: Limits) -> tuple[int, str | None]:
     found = registry.get_kernel(kernel)
-    return found.predict(problem, limits), found.supports(problem, limits)
+    return found.predict(problem, limits), found.refusal(problem, limits)
 
 
 @lru_cache(maxsize=8192)

@@ -16,6 +16,7 @@ from engine.common.running import Cancelled, ShouldStop, Timing, never_stop
 from engine.devices.device import Device, DeviceKind, Limits
 from engine.problem.attention_problem import AttentionProblem
 from engine.problem.inputs import Inputs
+from engine.problem.options import asked
 
 Array = NDArray[np.float32]
 
@@ -104,6 +105,7 @@ class Kernel(ABC):
     device_kind: ClassVar[DeviceKind]
     naive: ClassVar[str]  # the kernel that this one's speed-up is measured against
     needs: ClassVar[tuple[str, str] | None] = None  # of an optional kernel: a package, and the extra that installs it
+    honours: ClassVar[tuple[str, ...]] = ()  # the options of the problem that it knows; it refuses the others
     counts_memory: ClassVar[bool] = False  # on the CPU: whether ``memory`` tells what tracing cannot see
 
     def missing(self) -> str | None:
@@ -125,6 +127,18 @@ class Kernel(ABC):
         A kernel that has some looks in ``limits.tuned`` for the fields of the one to take. Pure.
         """
         return []
+
+    def refusal(self, problem: AttentionProblem, limits: Limits) -> str | None:
+        """Return None when the kernel can compute the problem within these limits, else the reason. Pure.
+
+        A problem that asks for an option the kernel does not honour is refused before ``supports`` is asked.
+        """
+        unknown = [name for name in asked(problem) if name not in self.honours]
+        if unknown:
+            return (
+                f"{self.name} does not know {' and '.join(unknown)}; leave {'it' if len(unknown) == 1 else 'them'} out"
+            )
+        return self.supports(problem, limits)
 
     @abstractmethod
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:

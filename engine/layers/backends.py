@@ -54,7 +54,7 @@ class Backend(ABC):
         result has the shape and dtype of what it answers to. Raises ValueError where it cannot be done here.
         """
         limits = self.limits()
-        reason = get_kernel(self.flash).supports(problem, limits)
+        reason = get_kernel(self.flash).refusal(problem, limits)
         if reason is not None:
             raise ValueError(f"{self.flash} cannot run this problem: {reason}")
         held = self.held_bytes(self.flash, problem, limits)

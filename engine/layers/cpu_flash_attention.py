@@ -203,7 +203,7 @@ class CpuFlashAttention:
 
 
 def _check(kernel: str, problem: AttentionProblem, device: CpuDevice) -> None:
-    reason = get_kernel(kernel).supports(problem, device.limits)
+    reason = get_kernel(kernel).refusal(problem, device.limits)
     if reason is not None:
         raise ValueError(f"{kernel} cannot run this problem: {reason}")
 

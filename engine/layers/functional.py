@@ -80,7 +80,7 @@ def attention(
             from engine.devices.cuda import open_cuda
 
             device = open_cuda()
-        reason = chosen.supports(problem, device.limits)
+        reason = chosen.refusal(problem, device.limits)
         if reason is not None:
             raise ValueError(f"{kernel} cannot run this problem: {reason}")
         prepared = stack.enter_context(closing(chosen.prepare(problem, inputs, device, want_lse=want_lse)))

@@ -82,14 +82,14 @@ def problem_to_tune(
     kernel.load()
     problem = problem_of(_SHORTEST)
     while True:
-        if (reason := kernel.supports(problem, device.limits)) is not None:
+        if (reason := kernel.refusal(problem, device.limits)) is not None:
             raise ValueError(f"{kernel.name} cannot be tuned: {reason}")
         with contextlib.closing(kernel.prepare(problem, seeded(problem, 0), device)) as prepared:
             prepared.run(1, should_stop)
             run_s = prepared.run(1, should_stop).wall_ms / 1e3
         longer = problem_of(2 * problem.seq_q)
         runs = _RUNS_EACH * max(1, len(kernel.candidates(longer, device.limits)))
-        if longer.seq_q > _LONGEST or 4 * run_s * runs > seconds or kernel.supports(longer, device.limits) is not None:
+        if longer.seq_q > _LONGEST or 4 * run_s * runs > seconds or kernel.refusal(longer, device.limits) is not None:
             return problem
         problem = longer
 
@@ -169,7 +169,7 @@ class _Search:
     def _try(self, variant: msgspec.Struct, given: Inputs, expected: Expected, seconds: float) -> Trial:
         try:
             with self._choosing(variant):
-                reason = self._kernel.supports(self._problem, self._device.limits)
+                reason = self._kernel.refusal(self._problem, self._device.limits)
                 if reason is not None:
                     return Trial(variant=str(variant), status=Status.SKIPPED, message=reason)
                 with contextlib.closing(self._kernel.prepare(self._problem, given, self._device)) as prepared:

@@ -174,7 +174,7 @@ class _Session:
             reason = turn.kernel.missing()
             if reason is None:
                 turn.device = turn.kernel.on(self._devices.open(turn.kernel.device_kind, case.threads))
-                reason = turn.kernel.supports(case.problem, turn.device.limits)
+                reason = turn.kernel.refusal(case.problem, turn.device.limits)
             if reason is None:
                 assert turn.device is not None
                 turn.predicted_bytes = turn.kernel.predict(case.problem, turn.device.limits)

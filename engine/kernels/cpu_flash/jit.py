@@ -52,6 +52,7 @@ class CpuFlashJit(Kernel):
     summary = "Numba, blocked, online softmax"
     device_kind = "cpu"
     naive = "cpu-naive"
+    honours = ("causal", "window", "softcap", "scale", "key_mask")
     needs = ("numba", "jit")
 
     def missing(self) -> str | None:

@@ -95,6 +95,7 @@ class CpuFlash(Kernel):
     summary = "NumPy, blocked, online softmax"
     device_kind = "cpu"
     naive = "cpu-naive"
+    honours = ("causal", "window", "softcap", "scale", "key_mask")
 
     def candidates(self, problem: AttentionProblem, limits: Limits) -> list[msgspec.Struct]:
         """Return the block sizes worth measuring, those for this L2 first; backward there is no choice."""

@@ -39,6 +39,7 @@ class CpuNaive(Kernel):
     summary = "NumPy, whole score matrices"
     device_kind = "cpu"
     naive = "cpu-naive"
+    honours = ("causal", "window", "softcap", "scale", "key_mask")
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None, or why the problem cannot run: not float32, or score matrices above the memory limit."""

@@ -67,6 +67,7 @@ class GpuFlash(Kernel):
     summary = "WGSL, tiled, online softmax: no score matrix in memory"
     device_kind = "gpu"
     naive = "gpu-naive"
+    honours = ("causal", "window", "softcap", "scale", "key_mask")
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None when the problem fits, else the reason with the figures that clash."""

@@ -41,6 +41,7 @@ class GpuNaive(Kernel):
     summary = "WGSL, whole score matrices in memory, tiled products"
     device_kind = "gpu"
     naive = "gpu-naive"
+    honours = ("causal", "window", "softcap", "scale", "key_mask")
 
     def supports(self, problem: AttentionProblem, limits: Limits) -> str | None:
         """Return None when the problem fits, else the reason with the figures that clash."""

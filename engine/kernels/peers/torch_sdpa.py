@@ -57,6 +57,7 @@ _QUIET_PROFILER = "6"  # PyTorch's profiler announces itself on stderr below thi
 class _Sdpa(Kernel):
     """What both kernels are: their limits, and a problem made ready."""
 
+    honours = ("causal", "window", "softcap", "scale", "key_mask")  # of a soft cap: that PyTorch has none
     needs = ("torch", "torch")
     counts_memory = True
     dtypes: ClassVar[tuple[str, ...]]

@@ -38,6 +38,7 @@ WRONG, BROKEN, TOO_LARGE, BREAKS_LATER = 1, 2, 3, 4
 class MadeUp(Kernel):
     """Takes as long as the variant in ``limits.tuned`` says, on a clock of its own."""
 
+    honours = ("causal", "window", "softcap", "scale", "key_mask")
     name = "made-up"
     summary = "takes no time"
     device_kind = "cpu"

@@ -60,6 +60,7 @@ def steady(wall_ms: float) -> Behaviour:
 class Scripted(Kernel):
     """A kernel that gives the right output and takes scripted times, except where a test says otherwise."""
 
+    honours = ("causal", "window", "softcap", "scale", "key_mask")
     summary: ClassVar[str] = "scripted"
 
     def __init__(
