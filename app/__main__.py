@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130
+_BROKEN_PIPE = 141  # 128 plus SIGPIPE, as a shell has it of any program
 _LONGEST_COMPLAINT = 2000  # characters; what is repeated of a file may be of any length
 
 
@@ -15,6 +18,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the program on ``words`` (default: those it was started with) and exit with its status."""
     # Before anything slow is imported: a program started in the background inherits Ctrl+C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ✓ shows ?, and nothing breaks
@@ -24,7 +28,14 @@ def main(words: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         status = _INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone, as with `| head`
-        status = _without_a_reader()
+        _write_nowhere()
+        status = _BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF) or error.filename is not None:
+            raise
+        _write_nowhere()
+        print(f"standard output cannot be written: {error.strerror}", file=sys.stderr)
+        status = 1
     sys.exit(status)
 
 
@@ -93,12 +104,20 @@ def _give_drivers_a_folder() -> None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _without_a_reader() -> int:
+def _open_missing_streams() -> None:
+    """Give a program that was started with its standard output or error closed (``>&-``) one that leads nowhere."""
+    import os
+
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the end
+
+
+def _write_nowhere() -> None:
     """Send what is still buffered nowhere, so that the interpreter's own flush at exit does not fail too."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 if __name__ == "__main__":

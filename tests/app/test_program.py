@@ -222,3 +222,24 @@ def test_a_second_ctrl_c_insists(tmp_path: Path) -> None:
     assert program.wait(timeout=30) == 130
     assert (tmp_path / "out.csv").read_text().count("\n") == 1  # a header, and the rows so far: none
     program.communicate()
+
+
+@pytest.mark.parametrize(
+    ("redirect", "status", "said"),
+    [
+        (">&-", 0, ""),
+        ("> /dev/full", 1, "standard output cannot be written: No space left on device\n"),
+        ("| head -1 > /dev/null; exit ${PIPESTATUS[0]}", None, ""),
+        ("2>&- > /dev/null", 0, ""),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the redirections are those of a Linux shell")
+def test_the_files_are_written_wherever_standard_output_leads(
+    tmp_path: Path, redirect: str, status: int | None, said: str
+) -> None:
+    csv = tmp_path / "race.csv"
+    command = f"{sys.executable} -m app run --kernels cpu-naive --seq 32 --samples 1 --csv {csv} {redirect}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == said
+    assert done.returncode == status if status is not None else done.returncode in (0, 141)
+    assert csv.read_text().startswith("run_id")
