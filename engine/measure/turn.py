@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from engine.common.running import ShouldStop
 from engine.devices.device import Device
 from engine.kernels.base import Kernel, MemoryUse, Prepared
 from engine.measure import memory
+from engine.measure.diagnose import Comparison, diagnose
 from engine.measure.sampler import Runner
 from engine.measure.verdict import Verdict
 from engine.measure.verify import Expected
@@ -61,6 +64,8 @@ class Turn:
         assert self.prepared is not None
         self.memory = self.prepared.memory() or self.memory
         self.verdict = judge.judge(self.prepared)
+        if self.verdict.verified is False and isinstance(judge, Expected):
+            self.verdict = self._diagnosed(self.verdict, problem, given, judge)
         if self.verdict.verified is not False:
             self.runner = Runner(partial(self.prepared.run, should_stop=should_stop), self.first_run_ms / 1e3)
 
@@ -69,6 +74,15 @@ class Turn:
         prepared, self.prepared = self.prepared, None
         if prepared is not None:
             prepared.close()
+
+    def _diagnosed(self, verdict: Verdict, problem: AttentionProblem, given: Inputs, judge: Expected) -> Verdict:
+        """Return a verdict whose message begins with the mistake that explains what is wrong, where one does."""
+        assert self.prepared is not None
+        got = self.prepared.outputs().output[:, :, judge.rows]
+        found = diagnose(problem, given, Comparison(judge.rows, got, judge.output, judge.bound))
+        if found.cause is None:
+            return verdict
+        return msgspec.structs.replace(verdict, message=f"{found.sentences[0]}; {verdict.message}")
 
     def _prepare_and_run(self, problem: AttentionProblem, given: Inputs, should_stop: ShouldStop) -> float:
         """Prepare the kernel anew and run it once on a poisoned output; return the run's wall milliseconds."""
